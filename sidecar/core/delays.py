@@ -34,6 +34,8 @@ GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 NAMES_MAX, NAMES_BYTES_MAX = 100_000, 16 << 20
 """Number and bytes of names waiting for a search at which partitions are no longer read."""
+SEARCH_MS = 1_000
+"""Time after which partitions are no longer read while names are sought one after the other: no commit goes on."""
 
 
 class SteadyClock:
@@ -132,9 +134,13 @@ def why_not_read(*, undone: str, used: int, most: int, was_full: bool, searches_
     return "delayed messages that are cancelled are being searched for" if searches_are_many else ""
 
 
-def are_many(names: int, nbytes: int) -> bool:
-    """Whether too many names wait for a search: partitions are not read then."""
-    return names > NAMES_MAX or nbytes > NAMES_BYTES_MAX
+def are_many(names: int, nbytes: int, search_ms: float) -> bool:
+    """Whether too many names wait for a search: partitions are not read then.
+
+    Args:
+        search_ms: Time since no name waited.
+    """
+    return names > NAMES_MAX or nbytes > NAMES_BYTES_MAX or search_ms > SEARCH_MS
 
 
 def commit_may_go_on(*, is_all_held: bool, is_all_cancelled: bool) -> bool:

@@ -76,7 +76,9 @@ KINDS = {
     "state": ProblemKind(DEGRADED, "the state file cannot be written: {reason}", _STATE_DISK),
     "delay": ProblemKind(DEGRADED, "delayed messages wait: {reason}", _DELAY),
     "delay_full": ProblemKind(
-        DEGRADED, _UNREAD, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"
+        DEGRADED,
+        _UNREAD,
+        f"free space, raise delay.disk_max, or wait until messages are due, or a search has ended{_HEALS}",
     ),
     "delay_left": ProblemKind(
         DEGRADED,

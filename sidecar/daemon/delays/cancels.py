@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from sidecar.core.delays import Turn, are_many, changeable_from, turn_of_search
 from sidecar.core.effects import CancelHeld
@@ -68,6 +69,8 @@ class Cancels:
         self._when_durable = when_durable
         self._asked: dict[TopicPartition, _Asked] = {}
         self._search: _Search | None = None
+        self._none_at_s = inf
+        """Time at which no name waited, or was sought, for the last time."""
 
     @property
     def busy(self) -> bool:
@@ -77,7 +80,8 @@ class Cancels:
     def is_full(self) -> bool:
         """Whether too many wait: partitions are not read then."""
         waiting = self._asked.values()
-        return are_many(sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting))
+        names, nbytes = sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting)
+        return are_many(names, nbytes, (time.monotonic() - self._none_at_s) * 1000)
 
     def is_searching(self, tp: TopicPartition) -> bool:
         """Whether a search is under way: it would miss a message that is brought forward meanwhile."""
@@ -98,10 +102,12 @@ class Cancels:
         Raises:
             StateError: A file cannot be read; a later call starts the search again.
         """
-        until_s = time.monotonic() + patience_s
+        begun_s = time.monotonic()
         while self._search is not None or self._begin():
-            if not self._go_on(until_s):
+            if not self._go_on(begun_s + patience_s):
                 return False
+        if not self._asked:
+            self._none_at_s = begun_s
         return not self._asked
 
     def _begin(self) -> bool:

@@ -11,6 +11,7 @@ from sidecar.core.delays import (
     LASTS_MS,
     NAMES_BYTES_MAX,
     NAMES_MAX,
+    SEARCH_MS,
     SEQUENCE_BITS,
     STEP_MS,
     SteadyClock,
@@ -145,13 +146,12 @@ def test_partitions_are_not_read_while_the_store_refuses_or_is_searched() -> Non
     assert "disk_max" in reason(used=101, searches_are_many=True)
 
 
-def test_names_that_wait_are_bounded_in_number_and_size() -> None:
-    """A hundred thousand, or 16 MiB of them."""
-    assert [are_many(NAMES_MAX, NAMES_BYTES_MAX), are_many(NAMES_MAX + 1, 0), are_many(1, NAMES_BYTES_MAX + 1)] == [
-        False,
-        True,
-        True,
-    ]
+def test_names_that_wait_are_bounded_in_number_size_and_time() -> None:
+    """A hundred thousand, 16 MiB, or a second in which no commit could go on."""
+    assert not are_many(NAMES_MAX, NAMES_BYTES_MAX, SEARCH_MS)
+    assert are_many(NAMES_MAX + 1, 0, 0)
+    assert are_many(1, NAMES_BYTES_MAX + 1, 0)
+    assert are_many(1, 0, SEARCH_MS + 1)
 
 
 def test_a_commit_waits_for_what_is_to_be_held_and_to_be_cancelled() -> None:

@@ -204,3 +204,20 @@ def test_changes_wait_together_for_the_next_commit(scene: Scene) -> None:
     assert later is not first
     scene.core.committed({TP: True}, 0.0)
     assert (first.durable, later.durable) == (True, False)
+
+
+def test_partitions_are_not_read_while_searches_follow_each_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else names that keep coming would hold all commits up; once none is left, partitions are read again."""
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    assert scene.cancels.step()
+    scene.ask(b"x", 1)
+    assert not scene.cancels.step(0.0)
+    scene.ask(b"y", 2)
+    assert not scene.cancels.is_full
+    now_s += 1.1
+    assert scene.cancels.is_full
+    assert scene.cancels.step(inf)
+    assert not scene.cancels.is_full
