@@ -242,9 +242,6 @@ class Delays(NoDelays):
         cancel_s: Time after which a search for messages that are cancelled makes way for other work.
     """
 
-    _unreadable = 0
-    """Messages in damaged files, since the start."""
-
     def __init__(
         self,
         pipeline: Pipeline,
@@ -302,8 +299,8 @@ class Delays(NoDelays):
         if reason := self.problem:
             found.append(problem("delay", reason=reason))
         missing = list(self.owned.missing.values())
-        if self._unreadable:
-            missing.append(f"{self._unreadable:,} cannot be read: see delay.damaged in the log")
+        if unreadable := sum(damage.messages for damage in self._store.rows.damages):
+            missing.append(f"{unreadable:,} cannot be read: see delay.damaged in the log")
         if missing:
             more = f", and those of {len(missing) - 1} more partitions" if missing[1:] else ""
             found.append(problem("delay_missing", missing=missing[0] + more))
@@ -342,7 +339,6 @@ class Delays(NoDelays):
         rows = self._store.rows
         for damage in rows.damages[self._told_damages :]:
             log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
-            self._unreadable += damage.messages
             rows.note_reported()
         self._told_damages = len(rows.damages)
 

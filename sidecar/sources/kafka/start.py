@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import NamedTuple, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException
@@ -285,8 +286,8 @@ class KafkaStartOffsets:
         """Topic ids under which this process had partitions before."""
         self._of_new_group: set[TopicPartition] = set()
         """Partitions that were requested when the group had no commit; later commits of others change nothing."""
-        self._asked: Sequence[TopicPartition] = ()
-        self._is_new: bool | None = None
+        self._is_new: Callable[[], bool] = bool
+        """Whether the group has no commit; the broker is asked once in a `find`."""
         self._superseding: dict[TopicPartition, CommitMemory] = {}
         """Commits that take the place of the folder's older rows, until the end of `find`."""
 
@@ -300,7 +301,7 @@ class KafkaStartOffsets:
             return [], dict.fromkeys(tps, error.args[0])
         assignments: list[Assignment] = []
         failed: dict[TopicPartition, KafkaError] = {}
-        self._asked, self._is_new = tps, None
+        self._is_new = cache(partial(self._note_if_new, tps))
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
             reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
@@ -421,12 +422,12 @@ class KafkaStartOffsets:
 
     def _is_of_new_group(self, tp: TopicPartition) -> bool:
         """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
-        if tp in self._of_new_group:
-            return True
-        if self._is_new is None:  # the broker is asked once in a `find`
-            self._is_new = self._offsets.nothing_committed(self._settings.topics)
-            self._of_new_group.update(self._asked if self._is_new else ())
-        return self._is_new
+        return tp in self._of_new_group or self._is_new()
+
+    def _note_if_new(self, tps: Sequence[TopicPartition]) -> bool:
+        is_new = self._offsets.nothing_committed(self._settings.topics)
+        self._of_new_group.update(tps if is_new else ())
+        return is_new
 
     def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
         start = self._settings.start

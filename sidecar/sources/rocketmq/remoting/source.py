@@ -51,14 +51,14 @@ class Assignments:
         self._listener = listener
         self._failed: dict[TopicPartition, str] = {}
         """Locked queues whose start offset is unknown, with the reason."""
-        self._retry_at_s = 0.0
+        self._retry_at_s: float | None = None
+        """None until queues, or none at all, were taken for the first time."""
         self._replaced: set[TopicPartition] = set()
         """Locked queues to take again because they were replaced."""
         self._leaving: set[TopicPartition] = set()
         """Assigned queues that belong to another member now."""
         self._leave_by_s = 0.0
         """Time until which their messages may settle."""
-        self._assigned_once = False
         self.tps: set[TopicPartition] = set()
         """Queues that are read."""
 
@@ -78,9 +78,9 @@ class Assignments:
         if targets is not None:
             leaving = self.tps - targets
             self._hand_over({tp for tp in leaving if not members.is_orphaned(tp)}, targets)
-        due = set(self._failed) if time.monotonic() >= self._retry_at_s else set()
+        due = set(self._failed) if self._retry_at_s is not None and time.monotonic() >= self._retry_at_s else set()
         ready = (members.locked | due) & wanted
-        if ready or (targets is not None and not targets and not self._assigned_once):
+        if ready or (targets is not None and not targets and self._retry_at_s is None):
             self._take(sorted(ready))
 
     def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
@@ -144,7 +144,6 @@ class Assignments:
             self._read(start, start_offsets.lows[tp])
         self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.assignments})
         self.tps.update(start.tp for start in start_offsets.assignments)
-        self._assigned_once = True
         self._listener.assigned(start_offsets.assignments)
 
     def _read(self, start: Assignment, low: int) -> None:

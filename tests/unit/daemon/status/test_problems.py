@@ -25,6 +25,7 @@ from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
 from sidecar.runtime.no_ledger import NoLedger
+from tests.support.held_store import ModelStore
 from tests.support.shell import ACK, RETRY, Shell, rows
 from tests.support.shell import TP as SHELL_TP
 
@@ -166,7 +167,7 @@ class Delayed(Delays):
 
     def __init__(self, problem: str, found: tuple[LeftMessages, ...] = ()) -> None:
         self.problem, self.takeovers, self.left = problem, NoTakeovers(), LeftBehind(tuple, lambda job: job())
-        self.left.found, self.owned = found, NoOwnedStores()  # type: ignore[assignment]
+        self.left.found, self.owned, self._store = found, NoOwnedStores(), ModelStore()  # type: ignore[assignment]
 
 
 def test_messages_that_nobody_delivers_are_told() -> None:
