@@ -26,7 +26,7 @@ from sidecar.core.partition.partition import Ownerships
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.runtime.build import build_reading
+from sidecar.runtime.build import build_parts
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
 from sidecar.sources.kafka.lane import FastLane
@@ -53,7 +53,7 @@ class Side:
 
     def __init__(self, settings: Settings, columns: Columns, tps: Iterable[TopicPartition]) -> None:
         self._columns = columns
-        self.reading = build_reading(settings, columns)[0]
+        self.reading = build_parts(settings, columns)[0]
         self.intake = Intake(self.reading)
         self.owned = Ownerships(b"\n")
         self.owned.limit(StateBudget(extra_bytes=1 << 62))
@@ -62,7 +62,7 @@ class Side:
 
     def change(self, settings: Settings) -> None:
         """Go on by other rules."""
-        self.reading = build_reading(settings, self._columns)[0]
+        self.reading = build_parts(settings, self._columns)[0]
         self.intake.change(self.reading)
 
     def take(self, run: Run, *, tapped: bool = False) -> list[Any]:
