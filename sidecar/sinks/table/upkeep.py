@@ -12,7 +12,6 @@ import structlog
 
 from sidecar.config.table_layout import Maintenance
 
-OPERATIONS: Final = ("optimize", "vacuum")
 RESULTS: Final = ("ok", "failed")
 REASON_CHARS_MAX: Final = 300
 
