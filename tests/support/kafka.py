@@ -384,6 +384,8 @@ _FAST_AND_SMALL = {
     # Tests of retention and compaction wait for these.
     "log.initial.task.delay.ms": "200",
     "log.retention.check.interval.ms": "500",
+    # What a test sends may be of any time.
+    "log.retention.ms": "-1",
     "log.segment.delete.delay.ms": "100",
     "log.cleaner.backoff.ms": "500",
     "log.cleaner.dedupe.buffer.size": "16777216",
