@@ -81,7 +81,8 @@ class _ListingSearch:
         return len(self._found) > self._limit
 
     def _add(self, rows: Sequence[Pair], tps: Mapping[int, TopicPartition]) -> None:
-        for key, value in rows:
+        # Not by the numbers of partitions, which depend on who was restored first.
+        for key, value in sorted(rows, key=lambda row: (position_in(row[0]), tps[number_in(row[0])])):
             position, origin, nbytes = listed(key, value)
             place = {**tps[number_in(key)].fields(), "offset": origin}
             self._found.append({**place, "due": time_of(position), "bytes": nbytes})

@@ -197,3 +197,12 @@ def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore) -> None:
     view._cursors = [(0, 0, Broken())]  # type: ignore[list-item]
     with pytest.raises(StateError, match="cannot read"):
         listing(lambda _: Peeked(view, TPS), ALL, Sought(FILTER, tags_of, INDEX))
+
+
+def test_messages_that_are_due_at_once_are_in_the_order_of_partitions(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in that of their numbers: the daemon and a command without it may have numbered them differently."""
+    monkeypatch.setitem(TPS, 0, TopicPartition("b", 3))
+    monkeypatch.setitem(TPS, 1, TopicPartition("a", 0))
+    assert [topic for topic, _ in places(ask(store, ALL))] == ["a", "b"] * 20
