@@ -28,8 +28,8 @@ CORE := tests/unit/core tests/unit/daemon tests/unit/runtime tests/unit/test_thr
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
-	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 11 minutes on two cores"
-	@echo "make test-all   make test, then the slow tests: 45 minutes"
+	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 8 minutes on two cores"
+	@echo "make test-all   make test, then the slow tests: 37 minutes"
 	@echo "make test-python   the tests of daemons that read Kafka, without the fast lane: 10 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
