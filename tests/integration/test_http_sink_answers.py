@@ -34,6 +34,8 @@ class Form(NamedTuple):
     again: bool = False
     """The connection is used for the next request."""
     verdict: Verdict = Verdict.ACK
+    behind: bytes = b""
+    """Comes with the last byte: later, it might meet the next request."""
 
 
 ACCEPTED = [
@@ -67,7 +69,7 @@ ACCEPTED = [
     Form("lines that end with LF alone", b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", again=True),
     Form("close", OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nok"),
     Form("close in a list", OK + b"Connection: X, Close\r\nContent-Length: 2\r\n\r\nok"),
-    Form("bytes behind it", OK + b"Content-Length: 2\r\n\r\nok, and more"),
+    Form("bytes behind it", OK + b"Content-Length: 2\r\n\r\nok", behind=b", and more"),
     Form("HTTP/1.0 with a length", b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"),
     Form("HTTP/1.0, kept", b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", again=True),
     Form("HTTP/1.0 with chunks", b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + LAST),
@@ -182,9 +184,10 @@ class Server:
                 # Long forms are for their limits: their beginning and end are enough, byte by byte.
                 raw = self._form.raw
                 whole = len(raw) - 200 if self._dripping and len(raw) > 5_000 else 0 if self._dripping else len(raw)
-                connection.sendall(raw[:whole])
-                for i in range(whole, len(raw)):
-                    connection.sendall(raw[i : i + 1])
+                pieces = [raw[:whole], *(raw[i : i + 1] for i in range(whole, len(raw)))]
+                for piece in pieces[:-1]:
+                    connection.sendall(piece)
+                connection.sendall(pieces[-1] + self._form.behind)
                 if self._form.closes:
                     return
 
