@@ -219,9 +219,6 @@ class Admin(Model):
         return token
 
 
-_DRAIN = Duration("0ms", "1h")
-
-
 class LogSettings(Model):
     """Log output."""
 
@@ -274,9 +271,9 @@ class Settings(Model):
     log: Annotated[LogSettings, OnSpark("applies, on driver and executors")] = Field(
         default=LogSettings(), description="Log output."
     )
-    drain_timeout_ms: Annotated[int, _DRAIN, OnSpark("applies: how long a stop waits for the micro-batch")] = Field(
-        default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight."
-    )
+    drain_timeout_ms: Annotated[
+        int, Duration("0ms", "1h"), OnSpark("applies: how long a stop waits for the micro-batch")
+    ] = Field(default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight.")
 
     @field_validator("batch")
     @classmethod
@@ -420,7 +417,7 @@ class Settings(Model):
         if ledger is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
             return self
         name = "sqlite" if ledger.sqlite else "postgresql"
-        least, actual = (_DRAIN.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
+        least, actual = (Duration.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
         text = f"must be at least three times {what} {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
         path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))

@@ -157,6 +157,8 @@ class SinkSettings(Model):
     """Optional extra that the sink needs."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that the extra installs for it."""
+    joins_groups: ClassVar[bool] = False
+    """Whether messages of all tag groups travel together, their group as a column: a file for each would be small."""
     only_on_spark: ClassVar[str] = ""
     """The reason for which the daemon refuses it; empty if it does not."""
 
@@ -174,11 +176,6 @@ class SinkSettings(Model):
     def batches_at_once(self) -> int:
         """Maximum concurrent deliveries."""
         return 1
-
-    @property
-    def joins_groups(self) -> bool:
-        """Whether messages of all tag groups travel together, and their group is only a column."""
-        return False
 
     @property
     def one_by_one(self) -> bool:

@@ -183,6 +183,7 @@ class RetentionSettings(Model):
 class SparkSinkSettings(SinkSettings):
     """Writes batches as files for Spark."""
 
+    joins_groups = True
     extra = "spark"
     packages = ("pyarrow",)
 
@@ -196,11 +197,6 @@ class SparkSinkSettings(SinkSettings):
         default=RetentionSettings(), description="Retention of data that all consumers have read."
     )
 
-    @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
-
     def summary(self) -> str:
         return f"{self.format} files to {self.landing}"
 
@@ -208,6 +204,7 @@ class SparkSinkSettings(SinkSettings):
 class DeltaSinkSettings(SinkSettings):
     """Appends batches to a Delta table, in the daemon without Spark."""
 
+    joins_groups = True
     extra = "delta"
     packages = ("deltalake", "pyarrow")
 
@@ -235,11 +232,6 @@ class DeltaSinkSettings(SinkSettings):
         return TableTarget("delta", self.path)
 
     @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
-
-    @property
     def batches_at_once(self) -> int:
         """Deliveries that may wait for the same commit."""
         return 32
@@ -256,6 +248,7 @@ class DeltaSinkSettings(SinkSettings):
 class ParquetSink(SinkSettings):
     """Appends rows to a Parquet table, on Spark."""
 
+    joins_groups = True
     only_on_spark = (
         "only `sidecar spark run` fills a Parquet table, whose log is Spark's; the daemon can fill a Delta table "
         "(sink.delta), or a landing zone for `sidecar spark ingest` (sink.spark)"
@@ -266,11 +259,6 @@ class ParquetSink(SinkSettings):
     @property
     def table(self) -> TableTarget:
         return TableTarget("parquet", self.path)
-
-    @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
 
     def summary(self) -> str:
         return f"rows to the Parquet table {self.path}"

@@ -33,10 +33,11 @@ class Quantity:
         match = _QUANTITY.fullmatch(text)
         return int(match[1]) * self.units[match[2]] if match and match[2] in self.units else None
 
-    def text(self, number: int) -> str:
+    @classmethod
+    def text(cls, number: int) -> str:
         """The shortest form of `number`: with the largest unit that divides it."""
-        fitting = [(factor, unit) for unit, factor in self.units.items() if number % factor == 0 and number >= factor]
-        factor, unit = max(fitting, default=(1, next(iter(self.units))))
+        fitting = [(factor, unit) for unit, factor in cls.units.items() if number % factor == 0 and number >= factor]
+        factor, unit = max(fitting, default=(1, next(iter(cls.units))))
         return f"{number // factor}{unit}"
 
     def parse(self, value: Any) -> int:
