@@ -38,8 +38,8 @@ from sidecar.state.folder import StateFolder
 
 ROWS = "rows"
 """The folder of the database in that of its store."""
-DAMAGED = "damaged"
-"""Exists if a block was found damaged."""
+DAMAGED = f"{ROWS}/damaged"
+"""Exists if a block was found damaged; goes with the database."""
 WRITTEN_BYTES, READ_BYTES = 16 << 20, 8 << 20
 """Memory of what is written and not in files yet, of which there may be two; and of what was read."""
 _BLOCK_BYTES = 16 << 10

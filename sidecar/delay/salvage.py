@@ -1,9 +1,10 @@
 """Copies what can be read of a damaged database into a new one, and reports how many messages cannot. Serves a start.
 
-    DAMAGED ──copied──▶ LOST, rows.new ──renamed──▶ LOST ──reported──▶ nothing
+    rows/damaged ──copied──▶ rows.new ──whole──▶ rows.new/lost ──renamed──▶ rows/lost ──reported──▶ rows
 
-What is lost is written down before the copy takes the place of the database, and stays until it has been reported. If
-what says which files the database has is damaged, RocksDB makes that again from the files, beside them.
+The marks lie in the database that they are about, so each counts and goes with it. What is lost is written into the
+copy as its last file, and stays until it has been reported. If what says which files the database has is damaged,
+RocksDB makes that again from the files, beside them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import instant_text
 from sidecar.delay.database import (
     BASE,
-    DAMAGED,
     ROWS,
     DamageError,
     GapError,
@@ -49,8 +49,9 @@ from sidecar.delay.rows import (
 )  # fmt: skip
 
 COPY, OLD, MADE = "rows.new", "rows.old", "rows.made"
-LOST = "lost"
-"""Has what could not be copied, until that has been reported."""
+_WHOLE = "lost"
+LOST = f"{ROWS}/{_WHOLE}"
+"""Has what could not be copied, until that has been reported; a copy that has it is whole."""
 _TAIL = KEY.size - 1
 _AT_ONCE = 1_000
 
@@ -64,7 +65,7 @@ def resume(path: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    if (path / LOST).exists() and ((path / COPY).exists() or (path / OLD).exists()):
+    if (path / COPY / _WHOLE).exists():
         _finish(path)
     for name in COPY, MADE, OLD:
         remove(path / name)
@@ -88,7 +89,7 @@ def salvage(path: Path, identity: int | None, why: Exception | None = None) -> N
     if not missing:
         missing = [FileDamage(path / ROWS, f"{why or 'a block was damaged'}: all messages were found", 0)]
     found = lost(path) + missing
-    files.put(path / LOST, orjson.dumps([[damage.reason, damage.messages] for damage in found]))
+    files.put(path / COPY / _WHOLE, orjson.dumps([[damage.reason, damage.messages] for damage in found]))
     _finish(path)
     remove(path / MADE)
 
@@ -106,13 +107,9 @@ def lost(path: Path) -> list[FileDamage]:
 def _finish(path: Path) -> None:
     """Put the copy, which is whole, in the place of the database."""
     rows, copy, old = path / ROWS, path / COPY, path / OLD
-    if copy.exists():
-        if rows.exists():
-            remove(old)
-            rows.rename(old)
-        copy.rename(rows)
-        files.sync(path)
-    files.remove(path / DAMAGED)
+    if rows.exists():
+        rows.rename(old)
+    copy.rename(rows)
     files.sync(path)
     remove(old)
 
@@ -121,8 +118,8 @@ def _copied(path: Path, identity: int | None, why: Exception | None) -> list[Fil
     """Copy what can be read; return what is lost."""
     rows, copy = path / ROWS, path / COPY
     damaged, found = _opened(rows, path / MADE, why)
-    files.make_folder(copy)
-    copy.chmod(0o700)
+    copy.mkdir(0o700)  # refuses the rest of an earlier one
+    files.sync(path)
     new = Rdict(str(copy), options())
     try:
         copying = _Copying(rows, damaged, new)

@@ -203,7 +203,15 @@ class CrashError(BaseException):
     """The process ends here."""
 
 
-CALLS = [(Path, "rename"), (files, "put"), (files, "remove"), (files, "sync"), (salvage, "remove")]
+CALLS = [
+    (Path, "rename"),
+    (Path, "mkdir"),
+    (files, "put"),
+    (files, "remove"),
+    (files, "sync"),
+    (salvage, "remove"),
+    (salvage._Copying, "_write"),
+]
 
 
 @contextmanager
@@ -221,36 +229,78 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
         return counted
 
     with monkeypatch.context() as patch:
+        patch.setattr(salvage, "_AT_ONCE", 500)
         for owner, name in CALLS:
             patch.setattr(owner, name, counting(name, getattr(owner, name)))
         yield made
 
 
+def ended_at(path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    """Start a process that reports nothing, and end it before its call of this number; return whether it had one."""
+    with crash_at(monkeypatch, at):
+        try:
+            PartitionStore(path).close()
+        except CrashError:
+            gc.collect()
+            return True
+    return False
+
+
+def reported(path: Path, folder: Folder) -> tuple[Any, ...]:
+    """What a process reports, how many messages it holds, and whether it has all that the last commit names."""
+    with closing(PartitionStore(path)) as store:
+        counts = tuple(damage.messages for damage in store.damages)
+        found = counts, store.held(store.number(NAME)), store.place(0).found >= folder.place.put
+        store.note_reported()
+    with closing(PartitionStore(path)) as store:
+        assert not store.damages
+    return found
+
+
 @pytest.mark.parametrize("file", ["MANIFEST", "last sst"])
-def test_what_is_lost_is_reported_wherever_a_crash_ends_a_copy(
+def test_what_is_lost_is_reported_wherever_crashes_end_a_copy(
     tmp_path: Path, folders: tuple[Folder, Folder], file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until a process has reported it; and the copy has the same messages."""
+    """Until a process has reported it; and the copy has the same messages, though a crash ends the next start, too."""
     folder, _ = folders
+    harmed = tmp_path / "harmed"
+    shutil.copytree(folder.path, harmed)
+    HARMS["flipped in its middle"](FILES[file](harmed), harmed)
+    if file != "MANIFEST":
+        (harmed / DAMAGED).touch()
     outcomes, at, is_ended = set[tuple[Any, ...]](), 0, False
     while not is_ended:
-        path = tmp_path / str(at)
-        shutil.copytree(folder.path, path)
-        HARMS["flipped in its middle"](FILES[file](path), path)
-        if file != "MANIFEST":
-            (path / DAMAGED).touch()
-        with crash_at(monkeypatch, at):
-            try:
-                PartitionStore(path).close()
-                is_ended = True
-            except CrashError:
-                at += 1
-        with closing(PartitionStore(path)) as store:
-            counts = tuple(damage.messages for damage in store.damages)
-            outcomes.add((counts, store.held(store.number(NAME)), store.place(0).found >= folder.place.put))
-            store.note_reported()
-        with closing(PartitionStore(path)) as store:
-            assert not store.damages
-    assert at > 5
+        path = tmp_path / f"{at}"
+        shutil.copytree(harmed, path)
+        is_ended = not ended_at(path, monkeypatch, at)
+        ended_at(path, monkeypatch, at % 5)
+        outcomes.add(reported(path, folder))
+        at += 1
+    assert at > 10
     ((counts, held, has_all),) = outcomes
+    assert (sum(counts) + held, has_all) == (len(HELD), True)
+
+
+def test_what_is_lost_is_reported_wherever_a_crash_ends_a_second_copy(
+    tmp_path: Path, folders: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another block is damaged before the losses of the first copy were reported, half of a second counts not."""
+    folder, _ = folders
+    path = tmp_path / "store"
+    shutil.copytree(folder.path, path)
+    HARMS["flipped in its middle"](FILES["last sst"](path), path)
+    (path / DAMAGED).touch()
+    PartitionStore(path).close()
+    HARMS["flipped in its middle"](FILES["last sst"](path), path)
+    (path / DAMAGED).touch()
+    outcomes, at, is_ended = set[tuple[Any, ...]](), 0, False
+    while not is_ended:
+        copy = tmp_path / f"{at}"
+        shutil.copytree(path, copy)
+        is_ended = not ended_at(copy, monkeypatch, at)
+        outcomes.add(reported(copy, folder))
+        at += 1
+    assert at > 10
+    ((counts, held, has_all),) = outcomes
+    assert len(counts) == 2
     assert (sum(counts) + held, has_all) == (len(HELD), True)

@@ -252,7 +252,7 @@ def test_a_copy_that_a_crash_has_ended_is_made_again(tmp_path: Path) -> None:
     (other / "rows").rename(other / salvage.OLD)
     (other / salvage.COPY).rmdir()
     shutil.copytree(tmp_path / "rows", other / salvage.COPY)
-    (other / salvage.LOST).write_text('[["why", 3]]')
+    (other / salvage.COPY / "lost").write_text('[["why", 3]]')
     with DelayStore(other) as held:
         assert [damage.messages for damage in held.damages] == [3]
         assert len(held) == left > 900
