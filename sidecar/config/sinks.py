@@ -45,6 +45,8 @@ OWN_HEADERS = frozenset(
 """Headers that HTTP framing and the contract use, in addition to all that begin with ``sidecar-``."""
 
 
+StatusKind: TypeAlias = Literal["failed", "unanswered", "busy", "halt", "reject"]
+
 NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"
 
 
@@ -224,6 +226,14 @@ class HttpSinkSettings(SinkSettings):
         PlainSerializer(lambda headers: dict.fromkeys(headers, HIDDEN)),
     ] = Field(
         default={}, repr=False, description="Extra request headers, `{NAME: VALUE}`; their values are never shown."
+    )
+    statuses: Annotated[
+        dict[Annotated[Text, AfterValidator(matching(r"[45]\d\d", "is not a status from 400 to 599"))], StatusKind],
+        KeyKind("section of words"),
+    ] = Field(
+        default={},
+        description="Other [meanings](http.md#the-answer) of statuses, `{STATUS: KIND}`: `failed`, `unanswered`, "
+        "`busy`, `halt` or `reject`. Example: `{500: unanswered}`, if a request may be stored in spite of a 500.",
     )
     auth: Annotated[Auth | None, OnSpark("applies; the driver reads the secrets, and they travel with the query")] = (
         Field(default=None, description="Authentication to the receiver.")

@@ -332,11 +332,15 @@ class Attempt(NamedTuple):
 
 
 class Verdict(enum.Enum):
-    """The result of a send."""
+    """The result of a send: what it says about the batch, and whether a message may be the cause."""
 
     ACK = "ack"
-    RETRY = "retry"
-    """Temporary failure: outage, overload, time-out."""
+    FAILED = "failed"
+    """The request has ended and nothing of it is stored. A message may be the cause."""
+    UNANSWERED = "unanswered"
+    """It is unknown whether the batch is stored, or will be: the request may still be running."""
+    BUSY = "busy"
+    """Nothing was stored, and no message was looked at: overload, or no connection."""
     REJECT = "reject"
     """At least one message is poison, which one is unknown: bisect."""
     TOO_LARGE = "too_large"
@@ -345,6 +349,11 @@ class Verdict(enum.Enum):
     """All rows except those in `failed` were accepted."""
     HALT = "halt"
     """Never caused by messages (address, credentials): stop intake, report, retry."""
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the batch is sent again, whole and under its name."""
+        return self in (Verdict.FAILED, Verdict.UNANSWERED, Verdict.BUSY)
 
 
 @dataclass(frozen=True, slots=True)

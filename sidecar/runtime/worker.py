@@ -125,7 +125,7 @@ class Senders:
         try:
             answer = sink.deliver(batch)
         except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
-            answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
+            answer = Answer(Verdict.UNANSWERED, f"the sink failed: {type(error).__name__}: {error}")
         answer = replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)
         self._inbox.put(partial(answered, batch.id, answer))
 

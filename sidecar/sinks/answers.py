@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import TypeAlias
 
 import orjson
@@ -21,17 +22,20 @@ PARTIAL_ROW_MAX_BYTES = 256
 PARTIAL_MAX_BYTES = 4 * 1024 * 1024
 EXCERPT_MAX_CHARS = 200
 
-_BY_STATUS = {
-    400: Verdict.REJECT,
-    408: Verdict.RETRY,
-    409: Verdict.RETRY,
-    413: Verdict.TOO_LARGE,
-    422: Verdict.REJECT,
-    425: Verdict.RETRY,
-    429: Verdict.RETRY,
-    431: Verdict.TOO_LARGE,
+HEADERS_TOO_LARGE = 431
+_KINDS: Mapping[Verdict, tuple[int, ...]] = {
+    Verdict.REJECT: (400, 422),
+    Verdict.TOO_LARGE: (413, HEADERS_TOO_LARGE),
+    Verdict.FAILED: (500, 501, 505, 506, 508, 510),
+    # 409 also means that an earlier request with the same name is still being processed (drafts of Idempotency-Key).
+    Verdict.UNANSWERED: (408, 409),
+    Verdict.BUSY: (425, 429, 503, 507, 529),
+    Verdict.HALT: (511,),
 }
-_BY_CLASS = {1: Verdict.RETRY, 2: Verdict.ACK, 3: Verdict.HALT, 4: Verdict.HALT, 5: Verdict.RETRY}
+_BY_STATUS = {status: verdict for verdict, statuses in _KINDS.items() for status in statuses}
+_BY_CLASS = {1: Verdict.UNANSWERED, 2: Verdict.ACK, 3: Verdict.HALT, 4: Verdict.HALT, 5: Verdict.UNANSWERED}
+Moved: TypeAlias = Mapping[int, Verdict]
+"""Statuses to which the configuration gives another meaning."""
 
 
 class MalformedError(ValueError):
@@ -53,9 +57,9 @@ class Reply:
     whole: bool = True
 
 
-def verdict_of(status: int) -> Verdict:
+def verdict_of(status: int, moved: Moved = MappingProxyType({})) -> Verdict:
     """The verdict of a status alone; a status unknown to HTTP does not come from the receiver."""
-    return _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, Verdict.HALT)
+    return moved.get(status) or _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, Verdict.HALT)
 
 
 def body_limit(status: int, count: int) -> int:
@@ -65,8 +69,10 @@ def body_limit(status: int, count: int) -> int:
     return ANSWER_MAX_BYTES
 
 
-def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answer:
-    """The answer for a batch of `count` rows.
+def judge(
+    reply: Reply, count: int, now: float, redact: Redact = bytes, *, parts: int = 1, moved: Moved = MappingProxyType({})
+) -> Answer:
+    """The answer for a batch of `count` rows in `parts` parts.
 
     Args:
         now: Seconds since the epoch, for a `Retry-After` that is a date.
@@ -76,7 +82,11 @@ def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answe
     after_ms = retry_after_ms(reply.headers.get("retry-after"), now)
     if status == 207:
         return _judge_partial(reply, count, after_ms, redact)
-    verdict = verdict_of(status)
+    verdict = verdict_of(status, moved)
+    if status == HEADERS_TOO_LARGE and parts == 1 and status not in moved:
+        verdict = Verdict.HALT  # the headers of one part are the same for each of its halves
+    if verdict is Verdict.FAILED and after_ms is not None:
+        verdict = Verdict.BUSY
     if verdict is Verdict.ACK:
         return Answer(verdict, status=status)
     reason = f"HTTP {status}"
@@ -87,7 +97,7 @@ def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answe
         verdict,
         f"{reason}: {text}" if text else reason,
         status,
-        retry_after_ms=after_ms if verdict is Verdict.RETRY else None,
+        retry_after_ms=after_ms if verdict.is_retry else None,
     )
 
 
@@ -97,7 +107,7 @@ def _judge_partial(reply: Reply, count: int, after_ms: int | None, redact: Redac
             raise MalformedError(f"the body is longer than {len(reply.body)} bytes")
         failed = parse_failed(reply.body, count, redact)
     except MalformedError as error:
-        return Answer(Verdict.RETRY, f"HTTP 207 malformed: {error}", 207, retry_after_ms=after_ms)
+        return Answer(Verdict.UNANSWERED, f"HTTP 207 malformed: {error}", 207, retry_after_ms=after_ms)
     if not failed:
         return Answer(Verdict.ACK, status=207)
     reason = f"HTTP 207: {len(failed)} of {count} rows failed"

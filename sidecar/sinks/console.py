@@ -51,7 +51,7 @@ class ConsoleSink:
 
     def _print(self, batch: Batch) -> Answer:
         if self._closed:
-            return Answer(Verdict.RETRY, "the sink is closed")
+            return Answer(Verdict.BUSY, "the sink is closed")
         if self._torn:
             write_all(self._fd, b"\n")  # ends the interrupted row, so that the next begins on its own line
             self._torn = False
@@ -65,7 +65,7 @@ class ConsoleSink:
 def _failure(error: OSError) -> Answer:
     if error.errno in (errno.EPIPE, errno.EBADF):
         return Answer(Verdict.HALT, "standard output is closed: there is no reader")
-    return Answer(Verdict.RETRY, f"cannot write to standard output: {error.strerror}")
+    return Answer(Verdict.UNANSWERED, f"cannot write to standard output: {error.strerror}")
 
 
 def write_all(fd: int, data: bytes) -> None:

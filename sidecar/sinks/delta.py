@@ -111,7 +111,7 @@ class DeltaSink:
                 if not self._closed.is_set():
                     answers = self._table.append([waiting.batch for waiting in group])
             except Exception as error:  # noqa: BLE001  # whoever waits must be answered, and the thread live on
-                answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {line_of(error)}")
+                answer = Answer(Verdict.UNANSWERED, f"the sink failed: {type(error).__name__}: {line_of(error)}")
                 answers = [answer] * len(group)
             for waiting, answer in zip(group, answers, strict=True):
                 waiting.answer.set_result(answer)
@@ -137,4 +137,4 @@ class DeltaSink:
         return group
 
 
-_CLOSED: Final = Answer(Verdict.RETRY, "the sink is closed")
+_CLOSED: Final = Answer(Verdict.BUSY, "the sink is closed")

@@ -78,7 +78,7 @@ class FileSink:
                 return self._append(batch)
             except OSError as error:
                 self._torn = True
-                return Answer(Verdict.RETRY, f"cannot write the file: {error.strerror}")
+                return Answer(Verdict.UNANSWERED, f"cannot write the file: {error.strerror}")
 
     def close(self) -> None:
         with self._lock:
@@ -123,7 +123,7 @@ class FileSink:
 
     def _append(self, batch: Batch) -> Answer:
         if self._closed:
-            return Answer(Verdict.RETRY, "the sink is closed")
+            return Answer(Verdict.BUSY, "the sink is closed")
         self._mend()
         end, lines = self._end, []
         fresh = {f"{group_label(part.group)} {part.name}": part for part in batch.parts}

@@ -8,6 +8,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from sidecar.config.sinks import Auth, HttpSinkSettings
@@ -15,7 +16,7 @@ from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.dialer import Dialer
 from sidecar.errors import extra
-from sidecar.sinks.answers import Reply, body_limit, excerpt, judge
+from sidecar.sinks.answers import Moved, Reply, body_limit, excerpt, judge
 from sidecar.sinks.base import Context
 from sidecar.sinks.connection import BROKEN, Connection, Deadlines, Exchange, open_connection
 from sidecar.sinks.endpoint import Endpoint, basic, bearer
@@ -42,6 +43,7 @@ def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
         compression=settings.compression,
         concurrency=settings.concurrency,
         timeout_ms=settings.timeout_ms,
+        statuses={int(status): Verdict(kind) for status, kind in settings.statuses.items()},
     )
 
 
@@ -69,6 +71,7 @@ class HttpSink:
         compression: Compression of the body; the receiver must support it.
         concurrency: Limit of idle connections that are kept.
         timeout_ms: Limit of the whole exchange, from name resolution over all addresses to the last byte of the answer.
+        statuses: Verdicts of statuses that differ from the table's.
     """
 
     def __init__(
@@ -80,10 +83,12 @@ class HttpSink:
         compression: Compression = "none",
         concurrency: int = 4,
         timeout_ms: int = 10_000,
+        statuses: Moved = MappingProxyType({}),
     ) -> None:
         self.framer = framer
         self._format = format
         self._compression = compression
+        self._statuses = statuses
         self._endpoint = endpoint
         self._headers = {**endpoint.headers, "Content-Type": FORMATS[format].media_type}
         if compression != "none":
@@ -103,7 +108,7 @@ class HttpSink:
         headers, chunks = self.request(batch)
         with self._deadlines.exchange() as exchange:
             try:
-                return self._exchange(exchange, headers, chunks, int(headers["Sidecar-Count"]))
+                return self._exchange(exchange, headers, chunks, len(batch.parts))
             except (OSError, InvalidError) as error:
                 return self._without_answer(exchange, error)
 
@@ -132,7 +137,8 @@ class HttpSink:
             "Sidecar-Parts": ",".join(f"{part.name}={count}" for part, count in zip(batch.parts, counts, strict=True)),
         }, chunks
 
-    def _exchange(self, exchange: Exchange, headers: dict[str, str], chunks: Iterable[bytes], count: int) -> Answer:
+    def _exchange(self, exchange: Exchange, headers: dict[str, str], chunks: Iterable[bytes], parts: int) -> Answer:
+        count = int(headers["Sidecar-Count"])
         connection, response = self._connection(exchange), Response(lambda status: body_limit(status, count))
         sent = keep = False
         try:
@@ -154,9 +160,9 @@ class HttpSink:
             self._keep(connection)
         if response.status // 100 == 2 and not sent:
             reason = f"HTTP {response.status} before the whole body was sent"
-            return Answer(Verdict.RETRY, reason, response.status)
+            return Answer(Verdict.UNANSWERED, reason, response.status)
         reply = Reply(response.status, response.headers, bytes(response.body), response.whole)
-        return judge(reply, count, time.time(), self._endpoint.redacted)
+        return judge(reply, count, time.time(), self._endpoint.redacted, parts=parts, moved=self._statuses)
 
     def _connection(self, exchange: Exchange) -> Connection:
         while self._idle:
@@ -184,18 +190,18 @@ class HttpSink:
             self._idle.append(connection)
 
     def _without_answer(self, exchange: Exchange, error: Exception) -> Answer:
-        """The answer when it is unknown whether anything was stored: the batch is retried, as one more attempt."""
+        """The answer to a request without a complete one: the batch is sent again, as one more attempt."""
         if self._closed and (exchange.cut or isinstance(error, TimeoutError)):
-            return Answer(Verdict.RETRY, "aborted: the sink was closed")
+            return Answer(Verdict.UNANSWERED, "aborted: the sink was closed")
         if isinstance(error, socket.gaierror):
-            return Answer(Verdict.RETRY, f"the host {self._endpoint.host} cannot be resolved: {error.strerror}")
+            return Answer(Verdict.BUSY, f"the host {self._endpoint.host} cannot be resolved: {error.strerror}")
         if isinstance(error, UnconnectedError):
-            return Answer(Verdict.RETRY, f"cannot connect to {self._endpoint.netloc}: {error}")
+            return Answer(Verdict.BUSY, f"cannot connect to {self._endpoint.netloc}: {error}")
         if isinstance(error, TimeoutError):
-            return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s: {error}")
+            return Answer(Verdict.UNANSWERED, f"timed out after {self._timeout_s:g} s: {error}")
         if isinstance(error, InvalidError) and not isinstance(error, CutOffError):
             text = excerpt(self._endpoint.redacted(str(error).encode()))
-            return Answer(Verdict.RETRY, f"the answer is not valid HTTP: {text}")
+            return Answer(Verdict.UNANSWERED, f"the answer is not valid HTTP: {text}")
         return _broken(error)
 
 
@@ -220,4 +226,4 @@ def _broken(error: Exception) -> Answer:
     if isinstance(error, ssl.SSLError) and not isinstance(error, BROKEN):
         return Answer(Verdict.HALT, f"TLS failed: {error.reason or error}")
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return Answer(Verdict.RETRY, f"the connection broke before the answer was complete: {text}")
+    return Answer(Verdict.UNANSWERED, f"the connection broke before the answer was complete: {text}")

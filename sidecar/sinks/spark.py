@@ -69,7 +69,7 @@ class SparkSink:
         except ZoneError as error:
             return Answer(Verdict.HALT, f"{error} ({error.hint})")
         except OSError as error:
-            return Answer(Verdict.RETRY, f"cannot write to the landing zone: {error.strerror or error}")
+            return Answer(Verdict.UNANSWERED, f"cannot write to the landing zone: {error.strerror or error}")
         return Answer(Verdict.ACK)
 
     def close(self) -> None:

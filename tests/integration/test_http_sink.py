@@ -223,22 +223,22 @@ def test_a_connection_lost_before_the_answer_is_a_retry_and_never_sent_again() -
 
     with raw_server(serve) as url, sink_to(url) as sink:
         answer = sink.deliver(batch())
-    assert (answer.verdict, answer.status) == (Verdict.RETRY, None)
+    assert (answer.verdict, answer.status) == (Verdict.UNANSWERED, None)
     assert "connection" in answer.reason
     assert seen == [1]
 
 
 def test_nobody_there_is_a_retry() -> None:
-    """A refused connection and a name that cannot be resolved heal alone."""
+    """A refused connection and a name that cannot be resolved heal alone, and nothing was sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with sink_to(f"http://127.0.0.1:{port}/") as sink:
         answer = sink.deliver(batch())
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.BUSY
     assert "refused" in answer.reason
     with sink_to("http://no-such-host.invalid/") as sink:
         answer = sink.deliver(batch())
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.BUSY
     assert "no-such-host.invalid" in answer.reason
 
 
@@ -248,7 +248,7 @@ def test_no_answer_takes_longer_than_the_timeout(receiver: Receiver, kind: str) 
     receiver.fail(kind)
     with sink_to(receiver.url, timeout_ms=500) as sink:
         answer = in_time(sink, batch())
-        assert answer.verdict is Verdict.RETRY
+        assert answer.verdict is Verdict.UNANSWERED
         assert "timed out after 0.5 s" in answer.reason
         receiver.faults.clear()
         wait_until(lambda: sink.deliver(batch()).verdict is Verdict.ACK, 15, "it is well again")
@@ -275,7 +275,7 @@ def test_dripping_anywhere_in_an_answer_is_cut_off(piece: bytes) -> None:
 
     with raw_server(answering(piece, then=drip)) as url, sink_to(url, timeout_ms=400) as sink:
         answer = in_time(sink, batch())
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "timed out after 0.4 s: " in answer.reason
 
 
@@ -288,7 +288,7 @@ def test_a_receiver_that_reads_slowly_is_cut_off() -> None:
 
     with raw_server(sip) as url, sink_to(url, timeout_ms=400) as sink:
         answer = in_time(sink, batch(b"x" * 30_000_000))
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "timed out" in answer.reason
 
 
@@ -321,14 +321,14 @@ def test_an_answer_cut_short_counts_only_when_it_is_no_success(receiver: Receive
     """A 200 whose body breaks off may come from a receiver that died while storing: retry. A refusal is one at once."""
     receiver.fail("truncate")
     with sink_to(receiver.url) as sink:
-        assert sink.deliver(batch()).verdict is Verdict.RETRY
+        assert sink.deliver(batch()).verdict is Verdict.UNANSWERED
     with raw_server(answering(b"HTTP/1.1 422 No\r\nContent-Length: 10\r\n\r\nbad")) as url, sink_to(url) as sink:
         assert sink.deliver(batch()).verdict is Verdict.REJECT
 
 
 def test_an_answer_before_the_whole_body_was_sent() -> None:
     """A refusal that comes early is one; an early success was given without the rows and is none."""
-    early = {413: Verdict.TOO_LARGE, 401: Verdict.HALT, 200: Verdict.RETRY}
+    early = {413: Verdict.TOO_LARGE, 401: Verdict.HALT, 200: Verdict.UNANSWERED}
     for status, verdict in early.items():
 
         def serve(connection: socket.socket, status: int = status) -> None:
@@ -425,14 +425,14 @@ def test_with_tls_an_answer_to_the_end_counts_only_if_tls_ended(certificates: Ce
         assert isinstance(connection, ssl.SSLSocket)
         connection.unwrap()
 
-    for serve, verdict in ((announced, Verdict.ACK), (answering(raw), Verdict.RETRY)):
+    for serve, verdict in ((announced, Verdict.ACK), (answering(raw), Verdict.UNANSWERED)):
         with (
             raw_server(over(certificates, serve, secured=True)) as url,
             sink_for(url, certificates, secured=True) as sink,
         ):
             answer = in_time(sink, batch())
         assert answer.verdict is verdict
-        assert bool(answer.reason) == (verdict is Verdict.RETRY)
+        assert bool(answer.reason) == (verdict is Verdict.UNANSWERED)
 
 
 def test_silent_addresses_take_one_timeout_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +451,7 @@ def test_silent_addresses_take_one_timeout_together(monkeypatch: pytest.MonkeyPa
         begun = time.monotonic()
         answer = in_time(sink, batch())
         assert time.monotonic() - begun < 2
-    assert (answer.verdict, answer.reason) == (Verdict.RETRY, "timed out after 1 s: connecting")
+    assert (answer.verdict, answer.reason) == (Verdict.UNANSWERED, "timed out after 1 s: connecting")
 
 
 def test_no_redirect_is_followed(receiver: Receiver) -> None:
@@ -466,13 +466,19 @@ def test_no_redirect_is_followed(receiver: Receiver) -> None:
 
 def test_every_status_leaves_the_sink_usable(receiver: Receiver) -> None:
     """After any answer, with and without a body, the next batch is delivered."""
-    verdicts = {408: Verdict.RETRY, 429: Verdict.RETRY, 500: Verdict.RETRY, 413: Verdict.TOO_LARGE, 403: Verdict.HALT}
+    verdicts = {
+        408: Verdict.UNANSWERED,
+        429: Verdict.BUSY,
+        500: Verdict.BUSY,
+        413: Verdict.TOO_LARGE,
+        403: Verdict.HALT,
+    }
     with sink_to(receiver.url) as sink:
         for status, verdict in verdicts.items():
             receiver.fail("status", status=status, headers={"Retry-After": "2"}, times=1)
             answer = sink.deliver(batch())
             assert (answer.verdict, answer.status) == (verdict, status)
-            assert answer.retry_after_ms == (2000 if verdict is Verdict.RETRY else None)
+            assert answer.retry_after_ms == (2000 if verdict.is_retry else None)
             assert sink.deliver(batch()).verdict is Verdict.ACK
 
 
@@ -511,9 +517,9 @@ def test_close_ends_what_is_under_way(receiver: Receiver) -> None:
         wait_until(lambda: receiver.stats["hang"], 10, "the request arrives")
         sink.close()
         answer = pending.result(timeout=30)
-        assert answer.verdict is Verdict.RETRY
+        assert answer.verdict is Verdict.UNANSWERED
         assert "closed" in answer.reason
-        assert sink.deliver(batch()).verdict is Verdict.RETRY
+        assert sink.deliver(batch()).verdict is Verdict.UNANSWERED
         sink.close()
 
 
@@ -607,7 +613,7 @@ def test_tls_to_a_server_without_tls(receiver: Receiver, certificates: Certifica
     """An https address of a plain port halts with a reason, and hangs nowhere."""
     with sink_to(receiver.url.replace("http:", "https:"), tls=Tls(ca=certificates.ca), timeout_ms=2000) as sink:
         answer = in_time(sink, batch())
-    assert answer.verdict in (Verdict.HALT, Verdict.RETRY)
+    assert answer.verdict in (Verdict.HALT, Verdict.UNANSWERED)
     assert answer.reason
 
 
@@ -617,7 +623,7 @@ def test_tls_answers_are_cut_off_too(tls_receiver: Receiver, certificates: Certi
     tls_receiver.fail(kind)
     with sink_to(tls_receiver.url, tls=Tls(ca=certificates.ca), timeout_ms=500) as sink:
         answer = in_time(sink, batch())
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "timed out" in answer.reason
 
 
@@ -625,4 +631,4 @@ def test_a_handshake_that_never_ends_is_cut_off() -> None:
     """A port that accepts and says nothing holds an https sender no longer than the timeout."""
     with raw_server(wait_for_end) as url, sink_to(url.replace("http:", "https:"), timeout_ms=500) as sink:
         answer = in_time(sink, batch())
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED

@@ -91,7 +91,7 @@ STATUSES = [
     Form("cut", b"HTTP/1.1 400 No\r\nContent-Length: 9\r\n\r\nx", "HTTP 400: x", closes=True, verdict=Verdict.REJECT),
     Form("400, chunk invalid", b"HTTP/1.1 400 No\r\n" + CODED + b"\r\n-1\r\n", "HTTP 400", verdict=Verdict.REJECT),
     Form("413 at its end", b"HTTP/1.1 413 Large\r\n\r\nwhy", "HTTP 413: why", closes=True, verdict=Verdict.TOO_LARGE),
-    Form("102, then 503", b"HTTP/1.1 102 P\r\n\r\nHTTP/1.1 503 B\r\n" + EMPTY, "HTTP 503", verdict=Verdict.RETRY),
+    Form("102, then 503", b"HTTP/1.1 102 P\r\n\r\nHTTP/1.1 503 B\r\n" + EMPTY, "HTTP 503", verdict=Verdict.BUSY),
     Form("304 with a length", b"HTTP/1.1 304 N\r\nContent-Length: 9\r\n\r\n", "HTTP 304", verdict=Verdict.HALT),
 ]  # fmt: skip
 INVALID, BROKE, BODY = (
@@ -239,6 +239,6 @@ def test_an_invalid_answer_is_refused_at_once_with_its_reason(form: Form, drippi
     """Also a 200, and also if the connection stays open: no wait for the timeout, and no acknowledgement."""
     begun = time.monotonic()
     with asked(form, dripping=bool(dripping)) as (answers, _):
-        assert {answer.verdict for answer in answers} == {Verdict.RETRY}
+        assert {answer.verdict for answer in answers} == {Verdict.UNANSWERED}
         assert all(answer.reason.startswith(form.said) for answer in answers), answers
     assert time.monotonic() - begun < 8  # the timeout is 10 s

@@ -103,7 +103,7 @@ def test_the_faulty_receiver_as_a_process(tmp_path: Path) -> None:
         part = client.part(0, [b"a", b"\xff", None, b""])
         assert [client.post(part).verdict for _ in range(2)] == [Verdict.ACK] * 2
         control({"faults": [{"kind": "lost", "times": 1}, {"kind": "status", "status": 429, "group": "other"}]})
-        assert [client.post(client.part(4, [b"b"])).verdict for _ in range(2)] == [Verdict.RETRY, Verdict.ACK]
+        assert [client.post(client.part(4, [b"b"])).verdict for _ in range(2)] == [Verdict.UNANSWERED, Verdict.ACK]
         control({"faults": [], "remember": False})
         assert client.post(part).verdict is Verdict.ACK
         with urllib.request.urlopen(f"{base}/stats") as answer:
@@ -128,4 +128,4 @@ def test_faults_strike_at_their_rate(share: float) -> None:
         client = Client(receiver.url, "ndjson")
         verdicts = {client.post(client.part(0, [b"a"])).verdict for _ in range(20)}
         client.sink.close()
-    assert verdicts == {Verdict.RETRY if share else Verdict.ACK}
+    assert verdicts == {Verdict.FAILED if share else Verdict.ACK}

@@ -606,7 +606,7 @@ class Host:
         if fate >= lost:
             answer = self._world.arrive(batch)
         else:
-            answer = Answer(Verdict.RETRY, "timeout")
+            answer = Answer(Verdict.UNANSWERED, "timeout")
             if fate < lost / 2:
                 self._world.arrive(batch)
             else:
@@ -800,9 +800,9 @@ class World:
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
         if batch.group in self._down:
-            return Answer(Verdict.RETRY, "down", 503)
+            return Answer(Verdict.BUSY, "down", 503)
         if self._faulty and self.chance() < self.plan.flaky:
-            return Answer(Verdict.RETRY, "busy", 503)
+            return Answer(Verdict.BUSY, "busy", 503)
         if any(not self.plan.poison.isdisjoint(offsets) for _, offsets in fresh):
             return Answer(Verdict.REJECT, "bad", 400)
         for name, offsets in fresh:

@@ -12,8 +12,8 @@ from tests.simulation.broker import SCOPE, BrokenPromiseError, Life
 from tests.simulation.plan import Plan
 
 ACK = Answer(Verdict.ACK, status=200)
-UNAVAILABLE = Answer(Verdict.RETRY, "unavailable", 503)
-TIMEOUT = Answer(Verdict.RETRY, "timeout")
+UNAVAILABLE = Answer(Verdict.BUSY, "unavailable", 503)
+TIMEOUT = Answer(Verdict.UNANSWERED, "timeout")
 HALT = Answer(Verdict.HALT, "unauthorized", 401)
 REJECT = Answer(Verdict.REJECT, "bad", 400)
 TOO_LARGE = Answer(Verdict.TOO_LARGE, "too large", 413)

@@ -21,7 +21,7 @@ from sidecar.sources.base import Assignment, Source
 from tests.simulation.leased_broker import Chance, SimulatedReceiver
 
 GROUPS: dict[Any, str | None] = {b"a": "a", b"b": "b", b"c": "c", b"no": None}
-DOWN = Answer(Verdict.RETRY, "down")
+DOWN = Answer(Verdict.UNANSWERED, "down")
 TagOf = Callable[[Any], bytes]
 
 

@@ -34,7 +34,7 @@ ACK = Answer(Verdict.ACK)
 REJECT = Answer(Verdict.REJECT, "bad", 400)
 
 
-RETRY = Answer(Verdict.RETRY, "unavailable", 503)
+RETRY = Answer(Verdict.BUSY, "unavailable", 503)
 
 
 LEASE_MS = 1_000

@@ -164,7 +164,7 @@ class Refusals:
         """Handle any answer but `Verdict.ACK`, which only ends the failures of receiver and group."""
         if answer.verdict is not Verdict.HALT:
             self._receiver.halted = ""
-        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
+        if answer.verdict.is_retry or answer.verdict is Verdict.HALT:
             self._failed(batch, answer, now_ms)
             return
         groups, name = self._outbox.groups, batch.group
@@ -336,7 +336,7 @@ def _remembered(part: Part) -> bool:
 
 
 def _retry(answer: Answer, reason: str) -> Answer:
-    return replace(answer, verdict=Verdict.RETRY, reason=reason)
+    return replace(answer, verdict=Verdict.FAILED, reason=reason)
 
 
 def _reasons(part: Part, failed: Mapping[int, FailedRow]) -> dict[int, str]:

@@ -16,7 +16,7 @@ OVER_S, FLAPPING_OVER_S = 5.0, 60.0
 before."""
 GROUPS_NAMED_MAX = 10
 _LEVELS = {HEALTHY: "info", STARTING: "info", DEGRADED: "warning", STOPPED: "error"}
-_FAILED = ("retry", "halt")
+_FAILED = ("failed", "unanswered", "busy", "halt")
 
 log = structlog.get_logger()
 

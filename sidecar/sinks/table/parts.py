@@ -121,13 +121,13 @@ class PartsTable:
                 if refused is not None:
                     return [self._answer(batch, refused) for batch in batches]
                 time.sleep(random.uniform(0.0, 0.02))  # random, so as not to commit in step with others
-            answer = Answer(Verdict.RETRY, f"others committed to {self.path} first, {TRIES_MAX} times")
+            answer = Answer(Verdict.BUSY, f"others committed to {self.path} first, {TRIES_MAX} times")
         except (SchemaMismatchError, ConfigError) as error:
             self._stale = True
             answer = Answer(Verdict.HALT, f"cannot append to the Delta table {self.path}: {line_of(error)}")
         except _TROUBLE as error:
             self._stale = True  # it may still have landed
-            answer = Answer(Verdict.RETRY, f"cannot append to the Delta table {self.path}: {line_of(error)}")
+            answer = Answer(Verdict.UNANSWERED, f"cannot append to the Delta table {self.path}: {line_of(error)}")
         return [answer] * len(batches)
 
     def _answer(self, batch: Batch, refused: Mapping[bytes, Refused]) -> Answer:

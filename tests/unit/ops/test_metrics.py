@@ -74,7 +74,7 @@ def snapshot() -> StatusSnapshot:
             tags_refused={"mask": 90, "look": 10},
             groups=("created",),
             batches={("paid", "delivered"): 5},
-            sends={("paid", "ack"): 5, ("paid", "retry"): 1},
+            sends={("paid", "ack"): 5, ("paid", "failed"): 1},
             cuts={"count": 4},
             commits={"ok": 3},
             rebalances={"assigned": 1},
@@ -142,7 +142,7 @@ def test_activity_and_condition_are_told() -> None:
     """Batches, sends, cuts, commits, memory and reasons reach Prometheus; cut reasons are there from the start."""
     found = samples(snapshot())
     assert value(found, "sidecar_batches_total", group="paid", result="delivered") == 5
-    assert value(found, "sidecar_sends_total", group="paid", verdict="retry") == 1
+    assert value(found, "sidecar_sends_total", group="paid", verdict="failed") == 1
     assert value(found, "sidecar_batch_cuts_total", reason="count") == 4
     assert value(found, "sidecar_batch_cuts_total", reason="shutdown") == 0
     assert value(found, "sidecar_commits_total", result="ok") == 3
@@ -181,7 +181,7 @@ def test_series_stand_at_0_before_their_first_event() -> None:
     found = samples(idle)
     for name, labels in (
         ("sidecar_batches_total", {"group": "paid", "result": "dead_lettered"}),
-        ("sidecar_sends_total", {"group": "paid", "verdict": "retry"}),
+        ("sidecar_sends_total", {"group": "paid", "verdict": "failed"}),
         ("sidecar_commits_total", {"result": "failed"}),
         ("sidecar_rebalances_total", {"kind": "lost"}),
         ("sidecar_snapshots_total", {"result": "failed"}),
@@ -191,7 +191,7 @@ def test_series_stand_at_0_before_their_first_event() -> None:
         assert value(found, name, **labels) == 0
     # A group that nobody knew before has all of its values with its first one.
     found = samples(replace(idle, activity=replace(NO_ACTIVITY, sends={("new", "ack"): 1})))
-    assert value(found, "sidecar_sends_total", group="new", verdict="retry") == 0
+    assert value(found, "sidecar_sends_total", group="new", verdict="failed") == 0
     assert value(found, "sidecar_batches_total", group="new", result="dead_lettered") == 0
     assert value(found, "sidecar_start_time_seconds") == 1740830400
 

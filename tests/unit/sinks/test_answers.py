@@ -13,19 +13,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.records import FailedRow, Verdict
-from sidecar.sinks.answers import PARTIAL_MAX_BYTES, Reply, body_limit, excerpt, judge, retry_after_ms, verdict_of
+from sidecar.sinks.answers import PARTIAL_MAX_BYTES, Reply, body_limit, excerpt, judge, retry_after_ms
 
 NOW = 1_700_000_000.0
 
 TABLE = {
     Verdict.ACK: [200, 201, 202, 203, 204, 205, 206, 208, 226, 299],
-    Verdict.RETRY: [100, 101, 102, 103, 408, 409, 425, 429, 500, 501, 502, 503, 504, 507, 520, 599],
-    Verdict.TOO_LARGE: [413, 431],
+    Verdict.FAILED: [500, 501, 505, 506, 508, 510],
+    Verdict.UNANSWERED: [100, 101, 102, 103, 408, 409, 502, 504, 520, 521, 522, 523, 524, 599],
+    Verdict.BUSY: [425, 429, 503, 507, 529],
+    Verdict.TOO_LARGE: [413],
     Verdict.REJECT: [400, 422],
     Verdict.HALT: [
         *[300, 301, 302, 303, 304, 307, 308],
-        *[401, 402, 403, 404, 405, 406, 407, 410, 411, 412, 414, 415, 416, 417, 418, 421, 423, 424, 426, 428, 451, 499],
-        *[600, 999],
+        *[
+            401,
+            402,
+            403,
+            404,
+            405,
+            406,
+            407,
+            410,
+            411,
+            412,
+            414,
+            415,
+            416,
+            417,
+            418,
+            421,
+            423,
+            424,
+            426,
+            428,
+            431,
+            451,
+            499,
+        ],
+        *[511, 600, 999],
     ],
 }
 
@@ -41,8 +67,30 @@ def test_every_status_has_its_verdict(verdict: Verdict, status: int) -> None:
     """A status means what the contract says, and the answer tells it."""
     answer = judge(Reply(status, {}), 3, NOW)
     assert (answer.verdict, answer.status) == (verdict, status)
-    assert verdict_of(status) is verdict
     assert str(status) in answer.reason or verdict is Verdict.ACK
+
+
+def test_a_status_may_mean_something_else() -> None:
+    """The configuration moves a status to another kind, and no other."""
+    moved = {403: Verdict.FAILED, 431: Verdict.TOO_LARGE}
+    answers = [judge(Reply(status, {}), 3, NOW, moved=moved).verdict for status in (403, 431, 404)]
+    assert answers == [Verdict.FAILED, Verdict.TOO_LARGE, Verdict.HALT]
+
+
+def test_headers_that_are_too_large_are_a_matter_of_the_number_of_parts() -> None:
+    """Of several parts each half has fewer; those of one part are as long with half of its rows."""
+    assert [judge(Reply(431, {}), 9, NOW, parts=parts).verdict for parts in (1, 2)] == [
+        Verdict.HALT,
+        Verdict.TOO_LARGE,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(500, Verdict.BUSY), (504, Verdict.UNANSWERED), (400, Verdict.REJECT), (401, Verdict.HALT)]
+)
+def test_a_failure_with_a_wait_is_no_message_s(status: int, verdict: Verdict) -> None:
+    """A receiver that asks for time has looked at no message; what may be stored stays so."""
+    assert judge(Reply(status, {"retry-after": "3"}), 3, NOW).verdict is verdict
 
 
 def test_a_207_names_the_failed_rows() -> None:
@@ -87,7 +135,7 @@ def test_a_207_may_leave_out_the_reason() -> None:
 def test_a_malformed_207_is_sent_again(body: Any, word: str) -> None:
     """Nobody knows what was taken, so the batch comes again under the same names; the reason says what is wrong."""
     answer = partial(body)
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "malformed" in answer.reason
     assert word in answer.reason
 
@@ -95,7 +143,7 @@ def test_a_malformed_207_is_sent_again(body: Any, word: str) -> None:
 def test_a_207_that_is_cut_short_is_malformed() -> None:
     """A body beyond its bound is not half believed."""
     answer = judge(Reply(207, {}, b'{"failed": []}', whole=False), 3, NOW)
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "longer than" in answer.reason
 
 

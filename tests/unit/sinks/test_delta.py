@@ -128,7 +128,7 @@ def test_a_commit_is_followed_by_a_pause(tmp_path: Path, monkeypatch: pytest.Mon
         late.add_done_callback(lambda _: None)
         threading.Event().wait(0.01)
         table.close()
-        assert late.result().verdict in (Verdict.ACK, Verdict.RETRY)
+        assert late.result().verdict in (Verdict.ACK, Verdict.BUSY)
     assert commits(tmp_path) in (2, 3)
 
 
@@ -154,7 +154,7 @@ def test_a_commit_with_an_unknown_end_is_looked_up(tmp_path: Path, monkeypatch: 
     table = sink(tmp_path)
     monkeypatch.setattr(WRITE, failing(when))
     answer = table.deliver(batch_of(numbered(0)))
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert ("No space left" if when == "before" else "checkpoint") in answer.reason
     assert table.deliver(batch_of(numbered(0), numbered(1))).verdict is Verdict.ACK
     table.close()

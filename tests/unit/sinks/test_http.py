@@ -75,10 +75,10 @@ def delivered(slow: Slow, times: int = 1) -> Iterator[Answer]:
 def test_a_success_that_is_cut_off_does_not_count(answer: bytes, where: str) -> None:
     """The end of the connection is the sink's own: the batch is sent again, and the reason says how far it came."""
     (found,) = delivered(Slow(answer))
-    assert found == Answer(Verdict.RETRY, f"timed out after 0.15 s: {where}")
+    assert found == Answer(Verdict.UNANSWERED, f"timed out after 0.15 s: {where}")
 
 
-@pytest.mark.parametrize(("status", "verdict"), [(503, Verdict.RETRY), (400, Verdict.REJECT), (401, Verdict.HALT)])
+@pytest.mark.parametrize(("status", "verdict"), [(503, Verdict.BUSY), (400, Verdict.REJECT), (401, Verdict.HALT)])
 @pytest.mark.parametrize("head", [UNTIL_CLOSED, b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nab"])
 def test_a_refusal_that_is_cut_off_counts(head: bytes, status: int, verdict: Verdict) -> None:
     """Its status says all; its connection is not used again."""
@@ -91,5 +91,5 @@ def test_a_refusal_that_is_cut_off_counts(head: bytes, status: int, verdict: Ver
 def test_a_whole_answer_keeps_its_connection() -> None:
     """A second request would get no answer on it here."""
     slow = Slow(b"HTTP/1.1 204 X\r\n\r\n")
-    assert [each.verdict for each in delivered(slow, times=2)] == [Verdict.ACK, Verdict.RETRY]
+    assert [each.verdict for each in delivered(slow, times=2)] == [Verdict.ACK, Verdict.UNANSWERED]
     assert slow.connections == 1

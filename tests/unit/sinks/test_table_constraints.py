@@ -88,7 +88,7 @@ def test_no_row_is_in_the_log_of_a_failure(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("sidecar.sinks.table.parts.violated", lambda *_: {})
     answer = table.deliver(batch_of(part([Sent(9, None, b"secret", "tag-9", (), None)], "paid")))
     table.close()
-    assert answer.verdict is Verdict.RETRY
+    assert answer.verdict is Verdict.UNANSWERED
     assert "1 rows failed validation check" in answer.reason
     assert "paid" not in answer.reason and "tag-9" not in answer.reason
 

@@ -29,10 +29,10 @@ def test_an_outage_is_a_retry() -> None:
     there.odds = Odds(fails=1.0)
     answer = sink.deliver(batch(3))
     assert (answer.verdict, answer.reason) == (
-        Verdict.RETRY, "cannot write to the landing zone: the store does not answer",
+        Verdict.UNANSWERED, "cannot write to the landing zone: the store does not answer",
     )  # fmt: skip
     there.odds = Odds(lost=1.0)
-    assert sink.deliver(batch(3)).verdict is Verdict.RETRY
+    assert sink.deliver(batch(3)).verdict is Verdict.UNANSWERED
     there.odds = Odds()
     assert sink.deliver(batch(3)).verdict is Verdict.ACK
     sink.close()

@@ -97,7 +97,7 @@ def test_messages_are_in_flight_and_groups_fail() -> None:
     (failing,) = pipeline.failing
     assert (failing.name, failing.attempts > 0, failing.next_try_ms > failing.since_ms) == ("g0", True, True)
     assert pipeline.status().failing == [failing]
-    assert pipeline.sends["g0", "retry"] == failing.attempts
+    assert pipeline.sends["g0", "busy"] == failing.attempts
     assert pipeline.ended == {}
     assert Shell().pipeline.failing_groups == []
 

@@ -23,7 +23,7 @@ from sidecar.delay.rows import Held
 from tests.simulation.delayed import TP, Circumstances
 
 E = TypeVar("E")
-BUSY = Answer(Verdict.RETRY, "busy", 503)
+BUSY = Answer(Verdict.BUSY, "busy", 503)
 ACK = Answer(Verdict.ACK, status=200)
 REJECT = Answer(Verdict.REJECT, "bad", 400)
 RULES = DeliveryRules(Backoff(10, 20), concurrency=2, ordered=False, separator=b"\n", park_after_ms=100)

@@ -151,7 +151,7 @@ def test_an_outage_makes_no_part_known_to_the_receiver() -> None:
     """A part of an earlier life keeps its name when all its rows fail once, however long the receiver was away."""
     shell = Shell(start=PartitionState(0, 10, {lane_key("g0"): LaneState(None, ((0, 9),))}))
     all_failed = Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
-    answers = iter([Answer(Verdict.RETRY, "unavailable", 503)] * 15 + [all_failed, ACK])
+    answers = iter([Answer(Verdict.BUSY, "unavailable", 503)] * 15 + [all_failed, ACK])
     shell.answer = lambda batch, offsets: next(answers)  # type: ignore[method-assign]
     shell.read((4, 0, None, b"4"))
     shell.pipeline.read_past(TP, 10, 0)
@@ -286,7 +286,7 @@ def test_what_is_held_up_is_told_with_what_it_waits_for() -> None:
     shell.run(4)
     assert {what for what, _, _ in shell.pipeline.held_up(shell.now_ms)} == {"an answer", "a free sender"}
     failing = Shell()
-    failing.answer = lambda batch, offsets: Answer(Verdict.RETRY, "HTTP 500", 500)  # type: ignore[method-assign]
+    failing.answer = lambda batch, offsets: Answer(Verdict.FAILED, "HTTP 500", 500)  # type: ignore[method-assign]
     failing.read(*rows(0, 9))
     failing.run(4)
     failing.read(*rows(10, 19))
