@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
-from sidecar.sources.rocketmq.remoting.commits import OwnedQueues
+from sidecar.sources.rocketmq.remoting.commits import QueueCommits
 from sidecar.sources.rocketmq.remoting.pulling import QueueProofs
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.requests import read_offset
@@ -83,8 +83,8 @@ def go_on_after_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit to the broker alone."""
-    rows: Callable[..., Any] = OwnedQueues.rows
-    monkeypatch.setattr(OwnedQueues, "rows", lambda self, items: ({}, rows(self, items)[1]))
+    rows: Callable[..., Any] = QueueCommits._rows
+    monkeypatch.setattr(QueueCommits, "_rows", lambda self, items: ({}, rows(self, items)[1]))
 
 
 FIRST: dict[Wrong, int] = {

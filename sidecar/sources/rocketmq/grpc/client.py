@@ -378,6 +378,10 @@ class GrpcClient:
         self._loop = asyncio.new_event_loop()
         self._arrivals = Arrivals(queue_bytes, self._loop, in_order=self._attempts.in_order)
         self._loop.set_exception_handler(_failed)
+        self._leases = Leases(self._requests, self._sessions.call, self._attempts)
+        self._receiver = GrpcReceiver(
+            self._requests, self._attempts, self._leases, self._arrivals, self._sessions.problems
+        )
         self._thread: threading.Thread | None = None
         self._has_adopted = self._closed = False
 
@@ -456,10 +460,6 @@ class GrpcClient:
     # The loop
 
     async def _begin(self) -> None:
-        self._leases = Leases(self._requests, self._sessions.call, self._attempts)
-        self._receiver = GrpcReceiver(
-            self._requests, self._attempts, self._leases, self._arrivals, self._sessions.problems
-        )
         await self._receiver.go_on(adopted=False)
         keep_open = self._sessions.keep_open(self._receiver.workers)
         self._keepers = [asyncio.ensure_future(keep_open), asyncio.ensure_future(_keep(self._leases, self._arrivals))]

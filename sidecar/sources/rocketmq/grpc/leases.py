@@ -28,8 +28,8 @@ class Attempts:
         place: Prefix of all ids, the same after a crash; empty if order does not matter: then no request has an id.
     """
 
-    def __init__(self, owner: str) -> None:
-        self._place = owner
+    def __init__(self, place: str) -> None:
+        self._place = place
         self._uses: Counter[Use] = Counter()
         """Open requests and unacknowledged messages."""
         self._open: Counter[str] = Counter()
@@ -134,68 +134,6 @@ class Lease:
     """Whether more time is being requested, or was permanently refused."""
 
 
-class Acks:
-    """Messages to be acknowledged, by topic, and the tasks that do so."""
-
-    def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
-        self._requests = requests
-        self._call = call
-        self._attempts = attempts
-        self._leases: dict[str, list[Lease]] = {}
-        self._wanted = asyncio.Event()
-        self._busy = 0
-        self._tasks = [asyncio.ensure_future(self._work()) for _ in range(ACK_CALLS)]
-
-    def add_leases(self, leases: Collection[Lease]) -> None:
-        for lease in leases:
-            self._leases.setdefault(lease.topic, []).append(lease)
-        self._wanted.set()
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._leases or self._busy)
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _work(self) -> None:
-        while True:
-            await self._wanted.wait()
-            if not self._leases:
-                self._wanted.clear()
-                continue
-            topic = next(iter(self._leases))
-            leases = self._leases[topic][:ACKS_MAX]
-            self._leases[topic] = self._leases[topic][ACKS_MAX:]
-            if not self._leases[topic]:
-                del self._leases[topic]
-            self._busy += 1
-            try:
-                await self._acknowledge(topic, leases)
-            finally:
-                self._busy -= 1
-
-    async def _acknowledge(self, topic: str, leases: list[Lease]) -> None:
-        left = leases
-        with contextlib.suppress(ConnectionError):
-            entries = [(lease.message_id, lease.receipt) for lease in leases]
-            answer = await self._call("AckMessage", self._requests.ack(topic, entries))
-            if answer.status.code == OK:
-                left = []
-            elif answer.status.code == MANY:
-                again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
-                left = [lease for lease in leases if lease.receipt in again]
-        left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
-        if self._attempts.in_order:
-            for lease in set(leases).difference(left):
-                self._attempts.end_request(lease.use)
-        if left:
-            await asyncio.sleep(RETRY_S)
-            self.add_leases(left)
-
-
 def _is_final(code: int) -> bool:
     """Whether a retry would change nothing: the request is done, or the handle is no longer owned."""
     return code == OK or 40_000 <= code < 42_900
@@ -219,7 +157,9 @@ class Leases:
         self._attempts = attempts
         self._leases: dict[Hashable, Lease] = {}
         self._given = 0
-        self._acks = Acks(requests, call, attempts)
+        self._settled: dict[str, list[Lease]] = {}
+        """Messages to be acknowledged, by topic."""
+        self._ackers = 0
         self._changes = asyncio.Semaphore(CHANGE_CALLS)
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -250,7 +190,37 @@ class Leases:
         return lease is not None and lease.until_s > time.monotonic()
 
     def ack(self, tokens: Collection[Hashable]) -> None:
-        self._acks.add_leases([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
+        self._settle([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
+
+    def _settle(self, leases: Collection[Lease]) -> None:
+        for lease in leases:
+            self._settled.setdefault(lease.topic, []).append(lease)
+        for _ in range(ACK_CALLS - self._ackers):
+            self._ackers += 1
+            self._begin(self._acknowledge())
+
+    async def _acknowledge(self) -> None:
+        while self._settled:
+            topic = next(iter(self._settled))
+            leases = self._settled.pop(topic)
+            if rest := leases[ACKS_MAX:]:
+                self._settled[topic] = rest
+            left = leases = leases[:ACKS_MAX]
+            with contextlib.suppress(ConnectionError):
+                entries = [(lease.message_id, lease.receipt) for lease in leases]
+                answer = await self._call("AckMessage", self._requests.ack(topic, entries))
+                if answer.status.code == OK:
+                    left = []
+                elif answer.status.code == MANY:
+                    again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
+                    left = [lease for lease in leases if lease.receipt in again]
+            left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
+            for lease in set(leases).difference(left) if self._attempts.in_order else ():
+                self._attempts.end_request(lease.use)
+            if left:
+                await asyncio.sleep(RETRY_S)
+                self._settle(left)
+        self._ackers -= 1
 
     def extend(self, tokens: Collection[Hashable]) -> None:
         soon_s = time.monotonic() + EXTEND_AHEAD_S
@@ -268,18 +238,16 @@ class Leases:
 
     async def acknowledged(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
-        while (self._acks.is_busy or self._tasks) and time.monotonic() < until_s:
+        while self._tasks and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
 
     async def close(self, timeout_s: float) -> None:
         """Give back all messages that are left, and wait for pending requests."""
         self.release(list(self._leases))
         await self.acknowledged(timeout_s)
-        await self._acks.close()
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, change: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(change)

@@ -65,25 +65,25 @@ class LeasedClient(Protocol):
         """Begin to acknowledge. Failures are retried internally, or the message is handed over again."""
         ...
 
-    def extend(self, handles: Collection[Hashable]) -> None:
-        """Extend the leases of these messages; does nothing if the client does so itself."""
-        ...
+    def extend(self, handles: Collection[Hashable]) -> None:  # noqa: ARG002
+        """Extend the leases of these messages, unless they last as long as the connection."""
+        return
 
-    def is_leased(self, handle: Hashable) -> bool:
+    def is_leased(self, handle: Hashable) -> bool:  # noqa: ARG002
         """Whether the broker granted this client the message until now; False if leases are not the client's own."""
-        ...
+        return False
 
-    def release(self, handles: Collection[Hashable]) -> None:
-        """Give these messages back; the broker hands them over again soon."""
-        ...
+    def release(self, handles: Collection[Hashable]) -> None:  # noqa: ARG002
+        """Give these messages back, unless the broker hands them over again as soon as this process has left."""
+        return
 
-    def receipt(self, handle: Hashable) -> str:
+    def receipt(self, handle: Hashable) -> str:  # noqa: ARG002
         """The receipt, with which another process can acknowledge the message; empty if none can."""
-        ...
+        return ""
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """The handle of a message that another process received."""
-        ...
+        """The handle of a message that another process received; called only with receipts of `receipt`."""
+        raise AssertionError(topic, message_id, receipt)
 
     def pause(self, full: bool) -> None:
         """Stop receiving while `full`, or resume; messages on their way may still be received."""

@@ -15,7 +15,7 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Place, TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.leased.client import HandedMessage
+from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
 from sidecar.sources.rocketmq.native.child.frames import FrameKind, LibraryMessage, unpack_messages
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
@@ -112,8 +112,10 @@ KEPT_S = 2.0
 _LOGS = {"log_files": 2, "log_file_mb": 10}
 
 
-class NativeClient:
-    """A `LeasedClient` by push consumption.
+class NativeClient(LeasedClient):
+    """Receives by push consumption.
+
+    After a rebalance, the library hands over again what other members read: so no message counts as leased.
 
     Args:
         expression: The tags that brokers filter by, `a || b`, or `*`.
@@ -213,24 +215,6 @@ class NativeClient:
 
     def ack(self, handles: Collection[Hashable]) -> None:
         self._children.ack(handles)
-
-    def extend(self, handles: Collection[Hashable]) -> None:
-        """Do nothing: leases last as long as the connection."""
-
-    def is_leased(self, handle: Hashable) -> bool:  # noqa: ARG002
-        """False: after a rebalance, the library hands over again what other members read."""
-        return False
-
-    def release(self, handles: Collection[Hashable]) -> None:
-        """Do nothing: unacknowledged messages are handed over again at once when this process leaves."""
-
-    def receipt(self, handle: Hashable) -> str:  # noqa: ARG002
-        """Empty: messages belong to the child."""
-        return ""
-
-    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """Never called, because there are no receipts."""
-        raise AssertionError(topic, message_id, receipt)
 
     def pause(self, full: bool) -> None:
         self._children.pause(full=full)

@@ -200,10 +200,8 @@ class Children:
         threads = max(THREADS_PER_QUEUE, min(THREADS_MAX, THREADS_PER_QUEUE * queues))
         own = {"instance": secrets.token_hex(8), "threads": threads, "queues": queues, "first": first}
         self.child = ChildProcess(self._home, {**self._settings, **own})
-        if self.is_paused:
-            self.child.send(FrameKind.PAUSE)
-        if self._is_away:
-            self.child.send(FrameKind.AWAY)
+        for kind in [FrameKind.PAUSE] * self.is_paused + [FrameKind.AWAY] * self._is_away:
+            self.child.send(kind)
         self._begun_s = time.monotonic()
 
     def ack(self, handles: Collection[Hashable]) -> None:

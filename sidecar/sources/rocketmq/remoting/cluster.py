@@ -218,17 +218,13 @@ class Members:
 
         def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == Code.SUCCESS:
-                self._meet(broker, read_members(frame))
+                members = read_members(frame)
+                broker.members = frozenset(members)
+                has_twin = members.count(self._asks.client_id) > 1
+                broker.twin_since_s = (broker.twin_since_s or time.monotonic()) if has_twin else None
 
         link.ask(self._asks.heartbeat(self._subscriptions), beaten)
         link.ask(self._asks.members(), answered)
-
-    def _meet(self, broker: _Broker, members: Sequence[str]) -> None:
-        broker.members = frozenset(members)
-        if members.count(self._asks.client_id) < 2:
-            broker.twin_since_s = None
-        elif broker.twin_since_s is None:
-            broker.twin_since_s = time.monotonic()
 
     @property
     def has_twin(self) -> bool:
@@ -283,7 +279,7 @@ class RocketMqCluster:
         self.asks = Asks(client_id, settings.group, settings.namespace or "")
         self.network = Network(sign_of(settings), tls_of(settings), take_request)
         self.routes = Routes(self.network, self.asks, (settings.name_servers or "").split(","), list(topics))
-        self.brokers = Brokers(self.network, self.asks, self.routes.link)
+        self.brokers = Brokers(self.network, self.routes.link)
         self._until_s = 0.0
 
     def queues(self) -> list[TopicPartition]:

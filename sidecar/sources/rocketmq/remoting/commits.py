@@ -7,9 +7,10 @@ waits for its commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from sidecar import threads
 from sidecar.core.effects import CommitItem
@@ -55,26 +56,34 @@ class OwnedQueue:
     """The last write of `row` by a note."""
     newest: QueueMark | None = None
     """The last message read, not yet among the marks."""
+    rests: bool = False
+    """Whether the state file has all that the broker has."""
+
+    @property
+    def at_broker(self) -> int:
+        """The newest own offset at the broker, or the broker's before the first own commit."""
+        return self.committed if self.committed >= 0 else self.found
+
+    def read(self, mark: QueueMark) -> None:
+        self.newest = mark
+        self.rests &= bool(self.marks)
 
     def took(self, taken: Told, connection: int, now_s: float) -> None:
         """Record a commit that the broker accepted; on a new connection, it may have lost earlier ones."""
-        self.committed, self.told = taken.offset, taken
+        self.committed, self.told, self.rests = taken.offset, taken, False
         if connection != self._connection:
             self._connection, self._next, self._since_s = connection, taken.offset, now_s
 
-    def raise_floor(self, connection: int, now_s: float) -> None:
-        """Set the present connection to the broker, 0 if there is none."""
-        if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
-            self.floor, self._next, self._since_s = max(self.floor, self._next), self.committed, now_s
-
-    def put_mark(self) -> None:
-        """Move `newest` to the marks, for the next row."""
+    def _go_on(self, connection: int, now_s: float) -> None:
+        """Move `newest` to the marks and raise the floor, at this connection to the broker; 0 if there is none."""
         newest, self.newest = self.newest, None
         if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # otherwise read again
             self.marks = with_newest(self.marks, newest)
+        if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
+            self.floor, self._next, self._since_s = max(self.floor, self._next), self.committed, now_s
 
-    def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> QueueProgress:
-        self.put_mark()
+    def row_of(self, item: CommitItem, rules: bytes, connection: int, now_s: float) -> QueueProgress:
+        self._go_on(connection, now_s)
         watermark = item.state.watermark
         text = encode(self.identity, rules, item.state)
         floor = min(self.floor, watermark)
@@ -82,123 +91,24 @@ class OwnedQueue:
         self.row_at_s = now_s
         return self.row
 
-    def note_of(self, row: QueueProgress) -> QueueProgress | None:
-        """The row with the commits that the broker accepted since; None if it is stored, or being written."""
-        has_failed = self.noted is not None and self.noted.exception() is not None
-        self.put_mark()
-        floor = max(row.floor, min(self.floor, row.watermark))
-        note = row._replace(floor=floor, marks=self.marks, told=self.told)
-        if note == row and not has_failed:
+    def note(self, after_s: float, connection: int, now_s: float) -> QueueProgress | None:
+        """The row with the commits that the broker accepted since, if there was none for `after_s`, and none follows.
+
+        None also if it is stored, or being written.
+        """
+        row = self.row
+        if row is None or self.told.offset < 0 or now_s - self.row_at_s < after_s:
             return None
-        self.row = note
-        return note
-
-
-class OwnedQueues:
-    """The queues that this member may commit.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
-        connection: The present connection to a queue's broker, 0 if there is none.
-    """
-
-    def __init__(
-        self, rules: bytes, may_commit: Callable[[TopicPartition], bool], connection: Callable[[TopicPartition], int]
-    ) -> None:
-        self._rules = rules
-        self._may_commit = may_commit
-        self._connection = connection
-        self._queues: dict[TopicPartition, OwnedQueue] = {}
-        self._restless: set[TopicPartition] = set()
-        """Queues with commits at the broker that the state file lacks."""
-        self._left: dict[TopicPartition, int] = {}
-        """The newest own offset of each queue that was given up: it identifies the broker's offset as the own one."""
-
-    def own(
-        self,
-        assignment: Assignment,
-        identity: Identity,
-        known: QueueProgress | None,
-        marks: tuple[QueueMark, ...],
-        committed: int,
-    ) -> None:
-        """Commit this queue from now on; `committed` is the broker's offset."""
-        row = known if known and assignment.incarnation == known.incarnation else None
-        now_s = time.monotonic()
-        floor = row.floor if row else 0
-        start = assignment.state.watermark
-        newest = max(committed, self._left.pop(assignment.tp, -1))
-        self._queues[assignment.tp] = OwnedQueue(identity, newest, start, floor, marks=marks, row=row, row_at_s=now_s)
-        self._restless.add(assignment.tp)
-
-    def disown(self, tp: TopicPartition) -> None:
-        queue = self._queues.pop(tp, None)
-        self._restless.discard(tp)
-        if queue is not None:
-            self._left[tp] = max(queue.found, queue.committed, queue.saved)
-
-    def get(self, tp: TopicPartition) -> OwnedQueue | None:
-        return self._queues.get(tp)
-
-    def committed(self) -> dict[TopicPartition, int]:
-        """The newest own offsets at the broker, or the broker's before the first own commit."""
-        return {tp: queue.committed if queue.committed >= 0 else queue.found for tp, queue in self._queues.items()}
-
-    def saved(self) -> dict[TopicPartition, int]:
-        """The newest own offsets, at the broker or only in the state file."""
-        return {tp: max(queue.saved, queue.committed) for tp, queue in self._queues.items()}
-
-    def mark(self, tp: TopicPartition) -> QueueMark | None:
-        marks = self._queues[tp].marks
-        return marks[0] if marks else None
-
-    def read(self, tp: TopicPartition, mark: QueueMark) -> None:
-        queue = self._queues[tp]
-        queue.newest = mark
-        if not queue.marks:
-            self._restless.add(tp)
-
-    def took(self, tp: TopicPartition, taken: Told, connection: int) -> None:
-        queue = self._queues.get(tp)
-        if queue is not None:
-            queue.took(taken, connection, time.monotonic())
-            self._restless.add(tp)
-
-    def rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
-        """Rows and offsets of the states that may be made durable."""
-        rows, offsets, now_s = {}, {}, time.monotonic()
-        for item in items:
-            queue = self._queues.get(item.tp)
-            # A queue that moved while its state waited for the journal is not committed.
-            if queue is None or queue.identity.scope != item.scope:
-                continue
-            if not self._may_commit(item.tp):
-                continue
-            queue.raise_floor(self._connection(item.tp), now_s)
-            rows[ProgressKey.of(item.tp)] = queue.row_of(item, self._rules, now_s).dump()
-            offsets[item.tp] = item.state.watermark
-        return rows, offsets
-
-    def notes(self, after_s: float) -> dict[TopicPartition, QueueProgress]:
-        """Rows with the accepted commits of queues that rest for `after_s`; others have a next commit."""
-        notes, now_s = {}, time.monotonic()
-        for tp in list(self._restless):
-            queue = self._queues[tp]
-            if queue.row is None or queue.told.offset < 0 or now_s - queue.row_at_s < after_s:
-                continue
-            if queue.noted is not None and not queue.noted.done():
-                continue
-            queue.raise_floor(self._connection(tp), now_s)
-            note = queue.note_of(queue.row)
-            if note is not None:
-                notes[tp] = note
-            elif queue.row.floor >= min(queue.committed, queue.row.watermark):  # final, and `told` is stored
-                self._restless.discard(tp)
-        return notes
-
-    def noted(self, tps: Iterable[TopicPartition], noted: Future[None]) -> None:
-        for tp in tps:
-            self._queues[tp].noted = noted
+        if self.noted is not None and not self.noted.done():
+            return None
+        has_failed = self.noted is not None and self.noted.exception() is not None
+        self._go_on(connection, now_s)
+        floor = max(row.floor, min(self.floor, row.watermark))
+        self.row = row._replace(floor=floor, marks=self.marks, told=self.told)
+        if self.row != row or has_failed:
+            return self.row
+        self.rests = row.floor >= min(self.committed, row.watermark)  # final, and `told` is stored
+        return None
 
 
 IDLE_S = 1.0
@@ -219,25 +129,58 @@ class _PendingQueues:
 class QueueCommits:
     """Makes states durable.
 
-    Attributes:
-        owned: The queues that may be committed; after one is owned, `start_at` must follow.
+    Args:
+        rules: 4 bytes, the hash of the rules.
     """
 
     def __init__(self, cluster: RemotingCluster, state: State, listener: Listener, rules: bytes) -> None:
         self._cluster = cluster
         self._state = state
         self._listener = listener
-        self.owned = OwnedQueues(rules, self._may_commit, cluster.connection)
+        self._rules = rules
+        self.queues: dict[TopicPartition, OwnedQueue] = {}
+        """The queues that this member may commit."""
+        self._left: dict[TopicPartition, int] = {}
+        """The newest own offset of each queue that was given up: it identifies the broker's offset as the own one."""
         self._pending: _PendingQueues | None = None
         self._note_at_s = 0.0
         self._disk = threads.Pool("progress")
 
-    def _may_commit(self, tp: TopicPartition) -> bool:
-        """Whether a queue may be committed; while it has no master, the state file is enough."""
-        return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
+    def own(
+        self,
+        assignment: Assignment,
+        identity: Identity,
+        known: QueueProgress | None,
+        marks: tuple[QueueMark, ...],
+        committed: int,
+    ) -> None:
+        """Commit this queue from now on; `start_at` must follow. `committed` is the broker's offset."""
+        row = known if known and assignment.incarnation == known.incarnation else None
+        newest, floor = max(committed, self._left.pop(assignment.tp, -1)), row.floor if row else 0
+        self.queues[assignment.tp] = OwnedQueue(
+            identity, newest, assignment.state.watermark, floor, marks=marks, row=row, row_at_s=time.monotonic()
+        )
+
+    def disown(self, tp: TopicPartition) -> None:
+        queue = self.queues.pop(tp, None)
+        if queue is not None:
+            self._left[tp] = max(queue.found, queue.committed, queue.saved)
+
+    def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
+        """Rows and offsets of the states that may be made durable; without a master, the state file is enough."""
+        rows, offsets, now_s = {}, {}, time.monotonic()
+        for item in items:
+            tp, queue = item.tp, self.queues.get(item.tp)
+            # A queue that moved while its state waited for the journal is not committed.
+            if queue is None or queue.identity.scope != item.scope:
+                continue
+            if self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp):
+                row = queue.row_of(item, self._rules, self._cluster.connection(tp), now_s)
+                rows[ProgressKey.of(tp)], offsets[tp] = row.dump(), item.state.watermark
+        return rows, offsets
 
     def begin_commit(self, items: Sequence[CommitItem]) -> None:
-        rows, offsets = self.owned.rows(items)
+        rows, offsets = self._rows(items)
         saved = self._disk.submit(self._state.save_progress, rows) if rows else None
         self._pending = _PendingQueues(time.monotonic(), offsets, saved, {item.tp: False for item in items})
 
@@ -265,37 +208,27 @@ class QueueCommits:
         return error is None
 
     def _tell_brokers(self, pending: _PendingQueues) -> None:
+        def answered(tp: TopicPartition, connection: int, frame: Frame | None) -> None:
+            pending.left -= 1
+            pending.results[tp] = self._took(tp, pending.offsets[tp], connection, frame)
+
         for tp, offset in pending.offsets.items():
-            queue = self.owned.get(tp)
+            queue, link = self.queues.get(tp), self._cluster.link(tp)
             if queue is None:
                 continue
             queue.saved = offset
-            link = self._cluster.link(tp)
-            if link is None:
-                pending.results[tp] = self._cluster.members.is_orphaned(tp)
-                continue
-            if offset == queue.committed:
-                pending.results[tp] = True
+            if link is None or offset == queue.committed:
+                pending.results[tp] = link is not None or self._cluster.members.is_orphaned(tp)
                 continue
             pending.left += 1
-            answered = self._answered(pending, tp, offset, link.connection)
-            link.ask(self._cluster.asks.commit(tp, offset), answered)
-
-    def _answered(
-        self, pending: _PendingQueues, tp: TopicPartition, offset: int, connection: int
-    ) -> Callable[[Frame | None], None]:
-        def take(frame: Frame | None) -> None:
-            pending.left -= 1
-            pending.results[tp] = self._took(tp, offset, connection, frame)
-
-        return take
+            link.ask(self._cluster.asks.commit(tp, offset), partial(answered, tp, link.connection))
 
     def _took(self, tp: TopicPartition, offset: int, connection: int, frame: Frame | None) -> bool:
         good = frame is not None and frame.code == Code.SUCCESS
-        if good:
+        if good and (queue := self.queues.get(tp)) is not None:
             boot = self._cluster.brokers.boot_of(tp.broker, connection)
-            self.owned.took(tp, Told(boot, offset), connection)
-        elif frame is not None:
+            queue.took(Told(boot, offset), connection, time.monotonic())
+        elif frame is not None and not good:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
         # Only while the lock is still good, no other member could begin before the broker took the commit.
@@ -303,28 +236,31 @@ class QueueCommits:
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         self._pending = None
-        rows, offsets = self.owned.rows(items)
+        rows, offsets = self._rows(items)
         results = {item.tp: False for item in items}
         if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
             return results
         waiting = {tp: self._cluster.members.is_orphaned(tp) for tp in offsets if self._cluster.link(tp) is None}
-        results |= waiting | self._ask_all(offsets)
-        self._note(0.0)
-        return results
+        return results | waiting | self.start_at(offsets)
 
     def _note(self, after_s: float) -> None:
         """Write the brokers' accepted commits of queues that rest to the state file."""
-        self._note_at_s = time.monotonic() + IDLE_S
-        if notes := self.owned.notes(after_s):
+        now_s = time.monotonic()
+        self._note_at_s = now_s + IDLE_S
+        owned = ((tp, queue) for tp, queue in self.queues.items() if not queue.rests)
+        notes = {
+            tp: note
+            for tp, queue in owned
+            if (note := queue.note(after_s, self._cluster.connection(tp), now_s)) is not None
+        }
+        if notes:
             rows = {ProgressKey.of(tp): row.dump() for tp, row in notes.items()}
-            self.owned.noted(notes, self._disk.submit(self._state.save_progress, rows))
+            noted = self._disk.submit(self._state.save_progress, rows)
+            for tp in notes:
+                self.queues[tp].noted = noted
 
-    def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit the starts of queues at the brokers, so that the next owner starts there too."""
-        self._ask_all(offsets)
-        self._note(0.0)  # records which run of the broker's process has them
-
-    def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
+    def start_at(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
+        """Commit the starts of queues at the brokers, so that the next owner starts there too; whether each has it."""
         results: dict[TopicPartition, bool] = {}
         links = {tp: link for tp in offsets if (link := self._cluster.link(tp))}
         for tps in commit_waves(links):
@@ -333,6 +269,7 @@ class QueueCommits:
             answers = self._cluster.network.ask_all(asks, NOW_TIMEOUT_S)
             for tp, connection, answer in zip(tps, connections, answers, strict=True):
                 results[tp] = self._took(tp, offsets[tp], connection, answer)
+        self._note(0.0)  # records which run of the broker's process has them
         return results
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.remoting.routes import Routes
@@ -42,48 +43,36 @@ class Popped:
             return
         self._at_s = now_s + EVERY_S
         for name in self._names:
-            link.ask(self._asks.route(name), self._routed(name), ANSWER_S)
+            link.ask(self._asks.route(name), partial(self._routed, name), ANSWER_S)
 
-    def _routed(self, name: str) -> Callable[[Frame | None], None]:
-        def take(frame: Frame | None) -> None:
-            if frame is None or frame.code not in (Code.SUCCESS, Code.TOPIC_NOT_EXIST):
-                return
-            try:
-                queues = read_route(name, frame).queues if frame.code == Code.SUCCESS else ()
-            except ProtocolError:
-                return
-            self._keep(name, queues)
-            for tp in queues:
-                link = self._routes.link(tp.broker)
-                if link is not None and link.is_up:
-                    link.ask(self._asks.committed(tp), self._begun(tp, link), ANSWER_S)
+    def _routed(self, name: str, frame: Frame | None) -> None:
+        if frame is None or frame.code not in (Code.SUCCESS, Code.TOPIC_NOT_EXIST):
+            return
+        try:
+            queues = read_route(name, frame).queues if frame.code == Code.SUCCESS else ()
+        except ProtocolError:
+            return
+        self._left = {tp: count for tp, count in self._left.items() if tp.topic != name or tp in queues}
+        for tp in queues:
+            link = self._routes.link(tp.broker)
+            if link is not None and link.is_up:
+                link.ask(self._asks.committed(tp), partial(self._begun, tp, link), ANSWER_S)
 
-        return take
-
-    def _keep(self, name: str, queues: Iterable[TopicPartition]) -> None:
-        for tp in [tp for tp in self._left if tp.topic == name and tp not in queues]:
-            del self._left[tp]
-
-    def _begun(self, tp: TopicPartition, link: Link) -> Callable[[Frame | None], None]:
-        def take(frame: Frame | None) -> None:
-            if frame is not None and frame.code in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-                self._look(tp, link, read_offset(frame) if frame.code == Code.SUCCESS else 0)
-
-        return take
+    def _begun(self, tp: TopicPartition, link: Link, frame: Frame | None) -> None:
+        if frame is not None and frame.code in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+            self._look(tp, link, read_offset(frame) if frame.code == Code.SUCCESS else 0)
 
     def _look(self, tp: TopicPartition, link: Link, begin: int) -> None:
         """Ask for the first message that no consumer has acknowledged, and with it for the end of the queue."""
+        ask = self._asks.pull(tp, begin, Subscription(tp.topic), messages_max=1)
+        link.ask(ask, partial(self._found, tp, link, begin), ANSWER_S)
 
-        def take(frame: Frame | None) -> None:
-            if frame is None or "maxOffset" not in frame.fields:
-                return
-            low, end = read_offset(frame, "minOffset"), read_offset(frame, "maxOffset")
-            if frame.code == Code.PULL_OFFSET_MOVED and begin < low < end:
-                self._look(tp, link, low)
-            elif frame.code == Code.SUCCESS:
-                is_popped = _POPPED.search(as_stored(frame.body)[0].properties)
-                self._left[tp] = end - begin if is_popped else 0
-            else:
-                self._left[tp] = 0
-
-        link.ask(self._asks.pull(tp, begin, Subscription(tp.topic), messages_max=1), take, ANSWER_S)
+    def _found(self, tp: TopicPartition, link: Link, begin: int, frame: Frame | None) -> None:
+        if frame is None or "maxOffset" not in frame.fields:
+            return
+        low, end = read_offset(frame, "minOffset"), read_offset(frame, "maxOffset")
+        if frame.code == Code.PULL_OFFSET_MOVED and begin < low < end:
+            self._look(tp, link, low)
+            return
+        is_popped = frame.code == Code.SUCCESS and _POPPED.search(as_stored(frame.body)[0].properties)
+        self._left[tp] = end - begin if is_popped else 0

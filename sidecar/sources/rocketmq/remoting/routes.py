@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError, RequestCode
@@ -56,27 +57,21 @@ class NameServers:
             "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
         )
         for topic in topics if up else ():
-            up[0].ask(self._asks.route(topic), self._answered(topic, up[0], answered))
+            up[0].ask(self._asks.route(topic), partial(self._answered, topic, up[0], answered))
 
-    def _answered(
-        self, topic: str, link: Link, answered: Callable[[str, Route], None]
-    ) -> Callable[[Frame | None], None]:
-        def take(frame: Frame | None) -> None:
-            if frame is None:
-                return
-            self._refused.pop(topic, None)
-            if frame.code == Code.SUCCESS:
-                if (route := self.read(topic, frame)) is not None:
-                    answered(topic, route)
-            elif frame.code == Code.TOPIC_NOT_EXIST:
-                answered(topic, Route("", {}, ()))
-            else:
-                self._refused[topic] = str(RefusedError(frame, link.address))
-
-        return take
+    def _answered(self, topic: str, link: Link, answered: Callable[[str, Route], None], frame: Frame | None) -> None:
+        if frame is None:
+            return
+        self._refused.pop(topic, None)
+        if frame.code not in (Code.SUCCESS, Code.TOPIC_NOT_EXIST):
+            self._refused[topic] = str(RefusedError(frame, link.address))
+        elif (route := self.read(topic, frame)) is not None:
+            answered(topic, route)
 
     def read(self, topic: str, frame: Frame) -> Route | None:
-        """The route in an answer; None if it cannot be read, which is a problem."""
+        """The route in an answer, without queues if the topic is unknown; None if it cannot be read: a problem."""
+        if frame.code == Code.TOPIC_NOT_EXIST:
+            return Route("", {}, ())
         try:
             return read_route(topic, frame)
         except ProtocolError as error:
@@ -114,8 +109,7 @@ class Routes:
         return min((route.cluster for route in self._routes.values()), default="")
 
     def queues(self, topic: str) -> tuple[TopicPartition, ...]:
-        route = self._routes.get(topic)
-        return route.queues if route else ()
+        return self._routes[topic].queues if topic in self._routes else ()
 
     def name_server(self) -> Link | None:
         """The connection to a name server that is up, None if there is none."""
@@ -178,10 +172,9 @@ class Routes:
             for address in set(self._slaves.get(name, {}).values()) - {*slaves.values(), *route.addresses.values()}:
                 self._network.unlink(address)
             self._slaves[name] = slaves
+            self.masterless -= {name}
             if slaves and name not in route.addresses:
                 self.masterless.add(name)
-            else:
-                self.masterless.discard(name)
 
     def _forget_gone(self, now_s: float) -> None:
         for (topic, broker), since_s in list(self._gone_since_s.items()):
@@ -199,12 +192,8 @@ class Routes:
         self._routes[topic] = route
         self.changes += 1
         used = {tp.broker for route in self._routes.values() for tp in route.queues}
-        addresses = {
-            name: address
-            for route in self._routes.values()
-            for name, address in route.addresses.items()
-            if name in used
-        }
+        merged = {name: address for route in self._routes.values() for name, address in route.addresses.items()}
+        addresses = {name: address for name, address in merged.items() if name in used}
         for address in set(self.addresses.values()) - set(addresses.values()) - set(self._name_servers.addresses):
             self._network.unlink(address)
         for address in addresses.values():
@@ -215,16 +204,13 @@ class Routes:
 PATIENCE_S = 2.0
 """Longest time that the loop waits for answers about start offsets."""
 
-LinkOf = Callable[[str], Link | None]
-
 
 class Brokers:
     """The brokers of a group."""
 
-    def __init__(self, network: Network, asks: Asks, link_of: LinkOf) -> None:
+    def __init__(self, network: Network, link_of: Callable[[str], Link | None]) -> None:
         self.link_of = link_of
         self._network = network
-        self._asks = asks
         self._boots: dict[str, tuple[int, int]] = {}
         """By broker, the connection of the answer, which never outlives a process, and the start of the process."""
 

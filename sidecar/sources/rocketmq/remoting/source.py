@@ -112,7 +112,7 @@ class Assignments:
         self.tps.difference_update(tps)
         self._pulls.remove(tps)
         for tp in tps:
-            self._commits.owned.disown(tp)
+            self._commits.disown(tp)
 
     def _go_on_with_returned(self) -> None:
         """After a broker returned: take queues again that another member continued, and commit the others again."""
@@ -120,12 +120,13 @@ class Assignments:
         self._cluster.members.returned.clear()
         if not returned:
             return
-        moved = self._start_offsets.has_moved(sorted(returned), self._commits.owned.committed(), known_of(self._state))
+        queues = self._commits.queues
+        ours = {tp: queues[tp].at_broker for tp in returned}
+        moved = self._start_offsets.has_moved(sorted(returned), ours, known_of(self._state))
         for tp in sorted(moved):
             self.reload(tp)
-        saved = self._commits.owned.saved()
         self._cluster.brokers.boots({tp.broker for tp in returned})
-        self._commits.start_at({tp: saved[tp] for tp in returned - moved})
+        self._commits.start_at({tp: max(queues[tp].saved, queues[tp].committed) for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
@@ -140,15 +141,16 @@ class Assignments:
             self._replaced.discard(tp)
             identity = self._start_offsets.identity(start.incarnation)
             marks, committed = start_offsets.marks[tp], start_offsets.committed[tp]
-            self._commits.owned.own(start, identity, known.get(tp), marks, committed)
+            self._commits.own(start, identity, known.get(tp), marks, committed)
             self._read(start, start_offsets.lows[tp])
         self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.assignments})
         self.tps.update(start.tp for start in start_offsets.assignments)
         self._listener.assigned(start_offsets.assignments)
 
     def _read(self, start: Assignment, low: int) -> None:
-        tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
+        tp, marks, watermark = start.tp, self._commits.queues[start.tp].marks, start.state.watermark
         subscription, find = self._cluster.subscriptions[tp.topic], partial(self._cluster.place, tp)
+        mark = marks[0] if marks else None
         self._pulls.add_queue(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
 
     def reload(self, tp: TopicPartition) -> None:
@@ -253,7 +255,7 @@ class RocketMqSource:
         self._troubles.replace(wrong)
         marks, self._pulls.findings.found = self._pulls.findings.found, {}
         for tp, mark in marks.items():
-            self._commits.owned.read(tp, mark)
+            self._commits.queues[tp].read(mark)
         return self._hand_on()
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
@@ -265,7 +267,7 @@ class RocketMqSource:
 
     def _look_at(self, run: Run) -> None:
         last = run.messages[-1]
-        self._commits.owned.read(run.tp, QueueMark(last.offset, last.position, last.stored_ms))
+        self._commits.queues[run.tp].read(QueueMark(last.offset, last.position, last.stored_ms))
         if any(map(_PACKED, run.messages)):
             for message in filter(_PACKED, run.messages):
                 self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})

@@ -19,7 +19,7 @@ from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import RefusedError
+from sidecar.sources.rocketmq.wire.network import NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
@@ -34,11 +34,11 @@ None stands for no answer, and for a message that compaction removed.
 """
 
 
-class UnknownError(Exception):
-    """The broker's answer is inconclusive."""
+_UNKNOWN = (NoAnswerError, RefusedError, ProtocolError)
+"""Raised if the brokers' answers are inconclusive."""
 
 
-class ResetError(UnknownError):
+class ResetError(Exception):
     """The broker reported a reset instead, which it does only once."""
 
     def __init__(self, offset: int) -> None:
@@ -76,7 +76,7 @@ class Marked:
         removed = None
         for mark, (answer, stands) in zip(marks, self.look([(tp, mark) for mark in marks]), strict=True):
             if answer is None:
-                raise UnknownError("no answer came")
+                raise NoAnswerError(_SILENT)
             if stands:
                 return mark
             removed = (removed or mark) if stands is None else None
@@ -94,7 +94,7 @@ def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None
     """Whether the mark's message is still there, or has expired; None if compaction removed it."""
     message, stands = looked
     if message is None:
-        raise UnknownError("no answer came")
+        raise NoAnswerError(_SILENT)
     if message.code == Code.PULL_OFFSET_MOVED:  # use its own ends: the other answers may already count more messages
         ends = read_offset(message, "minOffset"), read_offset(message, "maxOffset")
         if ends[0] <= mark.offset <= ends[1]:
@@ -105,7 +105,7 @@ def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None
         return stands
     if mark.offset >= high:
         return False
-    raise UnknownError(str(RefusedError(message, "the broker")))
+    raise RefusedError(message, "the broker")
 
 
 DOUBT_S = 300.0
@@ -213,7 +213,7 @@ class QueueStartOffsets:
                 result.assignments.append(start)
                 result.committed[tp] = -1 if queue_facts.committed is None else queue_facts.committed
                 result.lows[tp] = queue_facts.low
-            except (UnknownError, ProtocolError) as error:
+            except _UNKNOWN as error:
                 result.failed[tp] = str(error)
         return result
 
@@ -263,7 +263,7 @@ class QueueStartOffsets:
             except ResetError as reset:
                 self.resets[tp] = reset.offset
                 facts[tp] = f"{tp.broker}: {reset}"
-            except (UnknownError, ProtocolError) as error:
+            except _UNKNOWN as error:
                 facts[tp] = f"{tp.broker}: {error}"
         return facts
 
@@ -277,7 +277,7 @@ class QueueStartOffsets:
             reset = committed  # set after any offset that an answer to a pull reported
         decoded = progress.decoded(self.identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
-        if is_same and (decoded.origin is not Origin.OURS or decoded.state is None or decoded.state.seen <= high):
+        if is_same and (decoded.state is None or decoded.state.seen <= high):
             start_offset = self._same(tp, facts, progress, decoded, reset)
             return replace(start_offset, continues=True, end=high), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
@@ -303,9 +303,21 @@ class QueueStartOffsets:
         if reset is not None:
             self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
             return self._fresh(tp, self._within(reset, low, high, fields))
-        if decoded.origin is Origin.OURS and decoded.state is not None and progress is not None:
-            return self._with_progress(tp, facts, fields, progress, decoded)
-        if decoded.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
+        if decoded.state is not None and progress is not None:
+            if committed is None:
+                known = {**tp.fields(), "offset": progress.watermark}
+                self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
+            elif committed < progress.watermark:
+                self._doubts[tp] = time.monotonic() + DOUBT_S, committed
+                action = f"{_FROM_STATE}; {_AGAIN}"
+                self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
+            if committed is None or not progress.watermark < committed <= high:
+                if low > progress.watermark:
+                    self._tell_expired(progress.watermark, low, fields)
+                scope, read_from = self.identity(decoded.incarnation).scope, max(decoded.state.watermark, low)
+                return Assignment(tp, scope, decoded.state, "", decoded.incarnation, resumed=True, read_from=read_from)
+            self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
+        elif decoded.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
             self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
             return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
         if committed is not None:
@@ -315,38 +327,6 @@ class QueueStartOffsets:
         low = self._low(tp) if low else 0  # the first answer may be about a deleted topic
         begin = self._beginnings.get(tp, low)
         return self._fresh(tp, begin if low <= begin <= high else low)
-
-    def _with_progress(
-        self, tp: TopicPartition, facts: _Facts, fields: Mapping[str, object], progress: QueueProgress, decoded: Decoded
-    ) -> Assignment:
-        committed, _, low, high, _ = facts
-        if committed is None:
-            known = {**tp.fields(), "offset": progress.watermark}
-            self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
-        elif progress.watermark < committed <= high:
-            self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
-            start = self._within(committed, low, high, fields)
-            return self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
-        elif committed < progress.watermark:
-            self._doubts[tp] = time.monotonic() + DOUBT_S, committed
-            action = f"{_FROM_STATE}; {_AGAIN}"
-            self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
-        assert decoded.state is not None
-        if low > progress.watermark:
-            self._tell_expired(progress.watermark, low, fields)
-        scope = self.identity(decoded.incarnation).scope
-        read_from = max(decoded.state.watermark, low)
-        return Assignment(
-            tp,
-            scope,
-            decoded.state,
-            "",
-            decoded.incarnation,
-            resumed=True,
-            read_from=read_from,
-            continues=True,
-            end=high,
-        )
 
     def doubt(self) -> str:
         """A sentence on resets that may have been ignored; empty if there are none."""
@@ -397,6 +377,7 @@ class QueueStartOffsets:
 
 
 _ALL = 1 << 63
+_SILENT = "no answer came"
 _UNSETTLED = "what is not settled of the messages that are there still is read again"
 _SET = "the offset was set by an operator or another program"
 _FROM_STATE = "going on from the state folder"
@@ -407,9 +388,9 @@ _RULES = "tags, groups, ids or format were changed in the configuration"
 def _good(frame: Frame | None, where: str, *also: int) -> Frame:
     """The answer, if its code is 0 or one of `also`."""
     if frame is None:
-        raise UnknownError("no answer came")
+        raise NoAnswerError(_SILENT)
     if frame.code not in (Code.SUCCESS, *also):
-        raise UnknownError(str(RefusedError(frame, where)))
+        raise RefusedError(frame, where)
     return frame
 
 
@@ -419,7 +400,7 @@ def _read(answers: Iterable[Frame | None], boot: int | None) -> _Facts:
         _good(frame, "the broker", *also) for frame, also in zip(answers, ([Code.QUERY_NOT_FOUND], [], []), strict=True)
     )
     if boot is None:
-        raise UnknownError("no answer came")
+        raise NoAnswerError(_SILENT)
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))

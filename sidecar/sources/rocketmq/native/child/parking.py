@@ -132,9 +132,7 @@ class Turns:
     def enter(self) -> None:
         """Wait for a turn, at most 2 s: messages in flight at a crash may be in more batches now."""
         with self._changed:
-            until_s = time.monotonic() + STUCK_S
-            while self.count >= self._batches_max and time.monotonic() < until_s:
-                self._changed.wait(STUCK_S)
+            self._changed.wait_for(lambda: self.count < self._batches_max, STUCK_S)
             self.count += 1
 
     def leave(self, batches: int) -> None:

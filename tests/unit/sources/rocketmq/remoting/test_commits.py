@@ -13,7 +13,6 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
-from sidecar.sources.rocketmq.remoting import commits as rocketmq_owned
 from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, IDLE_S, QueueCommits
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask
@@ -51,8 +50,7 @@ IDENTITY = Identity("cluster", "g", "", 5)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """In place of the module `time`."""
     clock = Clock()
-    for module in (rocketmq_commits, rocketmq_owned):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(rocketmq_commits, "time", clock)
     return clock
 
 
@@ -71,7 +69,7 @@ def commits_of(state: MemoryState, link: TakingLink | None = None) -> QueueCommi
     commits = QueueCommits(cluster, state, listener, b"rule")
     commits._disk = Inline()  # type: ignore[assignment]
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
-    commits.owned.own(start, IDENTITY, None, (), -1)
+    commits.own(start, IDENTITY, None, (), -1)
     return commits
 
 
@@ -207,7 +205,7 @@ def test_a_commit_of_what_a_queue_was_before_is_nobody_elses() -> None:
     """One that was on its way when the queue was taken again may be what the broker has."""
     commits = commits_of(MemoryState())
     commit(commits, 10)
-    commits.owned.disown(QUEUE)
+    commits.disown(QUEUE)
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
-    commits.owned.own(start, IDENTITY, None, (), 9)
-    assert commits.owned.committed() == {QUEUE: 10}
+    commits.own(start, IDENTITY, None, (), 9)
+    assert commits.queues[QUEUE].at_broker == 10

@@ -66,7 +66,7 @@ def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
     asks = Asks("me", "g")
-    brokers = Brokers(network, asks, found.get)  # type: ignore[arg-type]
+    brokers = Brokers(network, found.get)  # type: ignore[arg-type]
     return QueueStartOffsets(brokers, asks, "cluster", "latest", b"rule", tell, 8 * MESSAGE_BYTES)
 
 
