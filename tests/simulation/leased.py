@@ -20,7 +20,6 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased import slot
 from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
-from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.interface import Rules
 from tests.simulation.leased_broker import (
@@ -81,7 +80,7 @@ class Process(Shell):
         self.source = LeasedSource(
             client, [TOPIC], "g", context,
             keep_rows=ordered, disk=Inline(),
-            exchange=MissedExchange(self._ledger, "g", self._clock) if self._ledger else None, clock=self._clock,
+            exchange=self._ledger, clock=self._clock,
         )  # fmt: skip
         state.failing = ""
         self.source.open(self)

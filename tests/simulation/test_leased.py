@@ -13,7 +13,7 @@ from sidecar.sources.rocketmq.grpc.leases import Attempts
 from sidecar.sources.rocketmq.leased import recovery, source
 from sidecar.sources.rocketmq.leased.commits import SettledIdentities
 from sidecar.sources.rocketmq.leased.held import handles_of
-from sidecar.sources.rocketmq.leased.recovery import MissedExchange, Placement
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, Placement
 from sidecar.sources.rocketmq.leased.slot import Awaited, IntentMembers
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
@@ -120,7 +120,7 @@ def claim_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to oneself what another member misses."""
-    monkeypatch.setattr(MissedExchange, "_given", lambda self, known, settled: {})
+    monkeypatch.setattr(LeasedRecovery, "_given", lambda self, known, settled: {})
 
 
 def forget_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
-from sidecar.sources.context import SourceContext
+from sidecar.sources.context import ExchangeTable, SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage
-from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.interface import Rules
 from tests.simulation.leased_broker import Inline
@@ -101,7 +100,7 @@ class Scene:
 
     def __init__(
         self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
-        rules: bytes = b"rule", exchange: MissedExchange | None = None, keep_rows: bool = False,
+        rules: bytes = b"rule", exchange: ExchangeTable | None = None, keep_rows: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.state = state or MemoryState()

@@ -10,7 +10,6 @@ from sidecar.errors import extra
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 
@@ -32,7 +31,7 @@ def build(settings: Settings, context: SourceContext) -> Source:
         settings.group,
         context,
         keep_rows=context.keeps_order and settings.client == "grpc",
-        exchange=MissedExchange(context.exchange, settings.group) if context.exchange else None,
+        exchange=context.exchange,
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
 from operator import attrgetter
 
 from sidecar.core.records import Run, TopicPartition
@@ -21,22 +20,15 @@ EXTEND_EVERY_S = 2.0
 _NUMBER = attrgetter("number")
 
 
-@dataclass(slots=True)
-class HeldRoom:
-    """Number and bytes of held messages."""
-
-    count: int = 0
-    nbytes: int = 0
-
-
 class HeldMessages:
     """Held messages: by identity until they are settled, by number, and the room that they use."""
 
     def __init__(self) -> None:
         self.unsettled: dict[bytes, LeasedMessage] = {}
         """Unsettled messages by identity."""
-        self.new, self.again = HeldRoom(), HeldRoom()
-        """Room of new messages, and of those that were in flight at a crash."""
+        self.counts: Counter[bool] = Counter()
+        self.nbytes: Counter[bool] = Counter()
+        """Number and bytes of held messages, by whether they were in flight at a crash."""
         self.largest_bytes = 0
         """Size of the largest held message; 0 after it has left."""
         self._by_number: defaultdict[TopicPartition, dict[int, LeasedMessage]] = defaultdict(dict)
@@ -47,11 +39,10 @@ class HeldMessages:
 
     def add_message(self, message: LeasedMessage) -> None:
         self.unsettled[message.identity] = message
-        room, size_bytes = self.again if message.again else self.new, message.held_bytes
-        room.count += 1
-        room.nbytes += size_bytes
-        if size_bytes > self.largest_bytes:
-            self.largest_bytes = size_bytes
+        self.counts[message.again] += 1
+        self.nbytes[message.again] += message.held_bytes
+        if message.held_bytes > self.largest_bytes:
+            self.largest_bytes = message.held_bytes
 
     def noted(self, run: Run | ReadPast) -> Run | ReadPast:
         """Note the numbers under which the core has these messages."""
@@ -84,24 +75,16 @@ class HeldMessages:
         """Drop settled messages, which are durable now; return their handles."""
         handles: list[Hashable] = []
         for tp, messages in self._leaving:
-            self._drop(tp, messages)
+            for message in messages:
+                del self._by_number[tp][message.number]
+                self.counts[message.again] -= 1
+                self.nbytes[message.again] -= message.held_bytes
+                if message.held_bytes >= self.largest_bytes:
+                    self.largest_bytes = 0
             handles += handles_of(messages)
         handles += self._late
         self._leaving, self._late = [], []
         return handles
-
-    def _drop(self, tp: TopicPartition, messages: Sequence[LeasedMessage]) -> None:
-        numbers = self._by_number[tp]
-        for message in messages:
-            del numbers[message.number]
-        self._free(self.again, [message.held_bytes for message in messages if message.again])
-        self._free(self.new, [message.held_bytes for message in messages if not message.again])
-
-    def _free(self, room: HeldRoom, sizes: list[int]) -> None:
-        room.count -= len(sizes)
-        room.nbytes -= sum(sizes)
-        if max(sizes, default=0) >= self.largest_bytes:
-            self.largest_bytes = 0
 
 
 class ReceiveGate:
@@ -143,12 +126,12 @@ class ReceiveGate:
 
     def turn(self, recovery: LeasedRecovery, *, is_idle: bool) -> None:
         """Decide whether to receive: awaited messages are received even while full, because only they make room."""
-        new, again, awaited = self._held.new, self._held.again, recovery.awaits
-        count_max = max(HELD_MAX - again.count - awaited, HELD_MAX // LEAST_SHARE)
-        bytes_max = max(self._held_max_bytes - again.nbytes, self._held_max_bytes // LEAST_SHARE)
+        counts, nbytes, awaited = self._held.counts, self._held.nbytes, recovery.awaits
+        count_max = max(HELD_MAX - counts[True] - awaited, HELD_MAX // LEAST_SHARE)
+        bytes_max = max(self._held_max_bytes - nbytes[True], self._held_max_bytes // LEAST_SHARE)
         # One more message like the largest may exceed the limit by at most 1/8.
-        is_large = new.nbytes + self._held.largest_bytes > bytes_max * 9 // 8 and new.count > 0
-        is_full = is_large or new.count >= count_max or new.nbytes >= bytes_max
+        is_large = nbytes[False] + self._held.largest_bytes > bytes_max * 9 // 8 and counts[False] > 0
+        is_full = is_large or counts[False] >= count_max or nbytes[False] >= bytes_max
         self.is_full = is_full or (is_idle and not awaited)
         self._close(full=self.is_full or (self._replays_first and recovery.replays()))
         if self._clock() >= self._extend_at_s:

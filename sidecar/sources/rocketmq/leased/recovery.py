@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, islice
@@ -31,49 +30,6 @@ MISSED_MAX = 1_000
 GIVEN_MAX_BYTES = 4 << 20
 SETTLED = b""
 """Stands for a message that another member has settled."""
-
-
-class MissedExchange:
-    """A member's side of the exchange."""
-
-    def __init__(self, table: ExchangeTable, group: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._table = table
-        self._group = group
-        self._clock = clock
-        self._next_s = 0.0
-        self._wanted: Sequence[bytes] = ()
-
-    @property
-    def problem(self) -> str:
-        """Why the exchange is unavailable; empty if it is available."""
-        return self._table.problem
-
-    def turn(
-        self, slots: Sequence[Slot], known: Mapping[bytes, LeasedMessage], settled: SettledIdentities
-    ) -> list[HandedMessage]:
-        """Missed messages that were found; those settled by another member are no longer missed."""
-        last = self._table.exchanged()
-        if last is not None:
-            self._wanted = last.missed
-        now_s = self._clock()
-        if now_s >= self._next_s:
-            self._next_s = now_s + EVERY_S
-            missed = list(islice(chain.from_iterable(slot.awaited.missed for slot in slots), MISSED_MAX))
-            self._table.exchange(self._group, missed, self._given(known, settled))
-        texts = last.found if last is not None else {}
-        for slot in slots:
-            slot.give_up([identity for identity, text in texts.items() if text == SETTLED])
-        return [message for identity, text in texts.items() for message in _unpacked(identity, text, slots)]
-
-    def _given(self, known: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> dict[bytes, bytes]:
-        given, size = {}, 0
-        for identity in self._wanted:
-            if identity in known and size < GIVEN_MAX_BYTES:
-                given[identity] = packed(known[identity].handed)
-                size += len(given[identity])
-            elif identity not in known and identity in settled:
-                given[identity] = SETTLED
-        return given
 
 
 def packed(handed: HandedMessage) -> bytes:
@@ -197,11 +153,21 @@ GONE_AFTER_S = 120.0
 
 
 class LeasedRecovery:
-    """The messages that earlier numberings await."""
+    """The messages that earlier numberings await.
 
-    def __init__(self, client: LeasedClient, exchange: MissedExchange | None, clock: Callable[[], float]) -> None:
+    Args:
+        exchange: Takes messages from the members of the group that received them; None without such a table.
+    """
+
+    def __init__(
+        self, client: LeasedClient, exchange: ExchangeTable | None, group: str, clock: Callable[[], float]
+    ) -> None:
         self._client = client
         self._exchange = exchange
+        self._group = group
+        self._exchange_at_s = 0.0
+        self._wanted: Sequence[bytes] = ()
+        """Messages that other members miss."""
         self._clock = clock
         self._slots: list[Slot] = []
         """The earlier numberings of all topics."""
@@ -233,7 +199,31 @@ class LeasedRecovery:
         return stored
 
     def exchanged(self, unsettled: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> list[HandedMessage]:
-        return self._exchange.turn(self._slots, unsettled, settled) if self._exchange is not None else []
+        """Missed messages that other members had; those that one has settled are no longer missed."""
+        if self._exchange is None:
+            return []
+        last = self._exchange.exchanged()
+        if last is not None:
+            self._wanted = last.missed
+        now_s = self._clock()
+        if now_s >= self._exchange_at_s:
+            self._exchange_at_s = now_s + EVERY_S
+            missed = list(islice(chain.from_iterable(slot.awaited.missed for slot in self._slots), MISSED_MAX))
+            self._exchange.exchange(self._group, missed, self._given(unsettled, settled))
+        texts = last.found if last is not None else {}
+        for slot in self._slots:
+            slot.give_up([identity for identity, text in texts.items() if text == SETTLED])
+        return [message for identity, text in texts.items() for message in _unpacked(identity, text, self._slots)]
+
+    def _given(self, known: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> dict[bytes, bytes]:
+        given, size = {}, 0
+        for identity in self._wanted:
+            if identity in known and size < GIVEN_MAX_BYTES:
+                given[identity] = packed(known[identity].handed)
+                size += len(given[identity])
+            elif identity not in known and identity in settled:
+                given[identity] = SETTLED
+        return given
 
     def collect(self, slots: Sequence[Slot], message: LeasedMessage) -> bool:
         """Take a message as it was first sent if one of these numberings awaits it; return whether one does."""

@@ -11,7 +11,7 @@ import struct
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import orjson
 from sidecar.core.json_text import loads
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.base import Assignment, ReadPast
+from sidecar.sources.base import Assignment, ReadPast, run_length
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
@@ -310,15 +310,16 @@ class Slot:
         return QueueProgress(text, self._identity.incarnation, state.watermark, 0).dump()
 
 
-class LeasedStart(NamedTuple):
-    """The numberings of a topic at the start.
+@dataclass(slots=True)
+class Topic:
+    """The numberings of a topic.
 
     Args:
         earlier: Earlier numberings with pending messages, the oldest first.
         inherits: The numbering whose message ids a new current one takes over.
         stale: Rows that are no longer needed.
         other_rules: Whether state was found that does not apply under the present rules.
-        kept: Stored messages, among them those that earlier numberings await.
+        kept: Stored messages, among them those that earlier numberings await; only at the start.
     """
 
     current: Slot
@@ -327,6 +328,28 @@ class LeasedStart(NamedTuple):
     stale: list[ProgressKey]
     other_rules: bool
     kept: list[str]
+    has_begun: bool = True
+    """Whether the current numbering is assigned to the core."""
+    line: list[LeasedMessage] = field(default_factory=list)
+    """New messages that have no number yet."""
+    repeats: list[LeasedMessage] = field(default_factory=list)
+    """Duplicates that the core has not counted yet."""
+
+    def number(self) -> Iterable[Run]:
+        """Number the messages in line and hold them."""
+        while self.line:
+            count = run_length(len(message.handed.body) for message in self.line)
+            few, self.line = self.line[:count], self.line[count:]
+            yield self.current.number(few)
+
+    def counted(self) -> Iterable[Run]:
+        """Repeats for the core to count, under numbers below all others, which count as settled."""
+        repeats, self.repeats = self.repeats, []
+        for number, message in enumerate(repeats):
+            message.number = number
+        if repeats:
+            slot = self.current if self.has_begun else self.earlier[0]
+            yield Run(slot.tp, repeats, 0, len(repeats) - 1)
 
 
 class _Left(NamedTuple):
@@ -351,25 +374,22 @@ def start_all(
     rules: bytes,
     keep: Callable[[LeasedMessage], str] | None,
     rows: Mapping[ProgressKey, str],
-) -> dict[str, LeasedStart]:
-    """The numberings of each of these topics; see `start`."""
-    return {topic: start(topic, rows, group, rules, time.time_ns() // 1_000, keep) for topic in topics}
+) -> dict[str, Topic]:
+    """Determine the numberings of each of these topics.
+
+    Args:
+        rules: 4 bytes, the hash of the rules.
+    """
+    return {topic: _start(topic, rows, group, rules, keep) for topic in topics}
 
 
-def start(
+def _start(
     topic: str,
     rows: Mapping[ProgressKey, str],
     group: str,
     rules: bytes,
-    now_us: int,
-    keep: Callable[[LeasedMessage], str] | None = None,
-) -> LeasedStart:
-    """Determine the numberings of a topic.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
-        now_us: Wall time: numbers begin there, so that none is used twice, even if the state is lost.
-    """
+    keep: Callable[[LeasedMessage], str] | None,
+) -> Topic:
     left, other_rules = _left(topic, rows, group, rules)
     earlier = [slot for slot in left if slot.pending.lanes or slot.pending.shared]
     newest = left[-1] if left else None
@@ -378,7 +398,8 @@ def start(
         current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
     else:
         number = next(n for n in range(len(earlier) + 1) if all(slot.tp.partition != n for slot in earlier))
-        begin = max(now_us, newest.state.seen if newest else 0)
+        # Wall time, so that no number is used twice, even if the state is lost.
+        begin = max(time.time_ns() // 1_000, newest.state.seen if newest else 0)
         tp, identity = TopicPartition(topic, number), Identity("", group, "", secrets.randbits(64))
         state, resumed = PartitionState(begin, begin), newest is not None
         current = Slot(tp, identity, rules, state, {}, resumed=resumed, kept=keep)
@@ -391,7 +412,7 @@ def start(
         used |= {rows_row(slot.tp, chunk) for chunk in members}
         kept += [text for chunk in members for text in read_rows(rows.get(rows_row(slot.tp, chunk)))]
     stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
-    return LeasedStart(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
+    return Topic(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
 
 
 def _is_ours(key: ProgressKey) -> bool:

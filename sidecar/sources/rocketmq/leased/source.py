@@ -7,10 +7,9 @@ is acknowledged before the state file has it as settled.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 
 from sidecar import threads
@@ -18,8 +17,8 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast, run_length
-from sidecar.sources.context import SourceContext
+from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
+from sidecar.sources.context import ExchangeTable, SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
     LeasedColumns,
@@ -31,8 +30,8 @@ from sidecar.sources.rocketmq.leased.columns import (
 )
 from sidecar.sources.rocketmq.leased.commits import EndedCommit, LeasedCommits
 from sidecar.sources.rocketmq.leased.held import HeldMessages, ReceiveGate, handles_of
-from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, MissedExchange, keep_message, keep_placement
-from sidecar.sources.rocketmq.leased.slot import LeasedStart, Slot, start_all
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, keep_message, keep_placement
+from sidecar.sources.rocketmq.leased.slot import Slot, Topic, start_all
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import ProgressKey, State
 
@@ -46,72 +45,35 @@ class Returned:
     """Counts messages that came again: a broker silently accepts an extension or acknowledgement without a match."""
 
     def __init__(self) -> None:
-        self._held = self._settled = 0
+        self._counts: Counter[str] = Counter()
         self._until_s = self._next_s = 0.0
         self._text = ""
 
-    def held(self, now_s: float) -> None:
-        """Count a message that came again within its lease."""
-        self._held += 1
-        self._until_s = now_s + LASTS_S
-
-    def settled(self, now_s: float) -> None:
-        """Count a message that came again after this process had settled it."""
-        self._settled += 1
+    def add(self, when: str, now_s: float) -> None:
+        """Count a message by when it came again: within its lease, or after this process had settled it."""
+        self._counts[when] += 1
         self._until_s = now_s + LASTS_S
 
     def problems(self, now_s: float) -> Mapping[str, str]:
         """The problem, by the key ``returned``; empty if there is none."""
         if now_s >= self._until_s:
-            self._held, self._settled, self._text = 0, 0, ""
+            self._counts.clear()
+            self._text = ""
             return {}
         if now_s >= self._next_s or not self._text:
-            self._next_s, self._text = now_s + EVERY_S, _text(self._held, self._settled)
+            kinds = " and ".join(f"{count} {when}" for when, count in sorted(self._counts.items(), reverse=True))
+            self._next_s, self._text = now_s + EVERY_S, f"messages came again: {kinds}. {_RETURNED}"
         return {"returned": self._text}
 
 
-def _text(held: int, settled: int) -> str:
-    kinds = [f"{held} within the lease"] * (held > 0) + [f"{settled} after the acknowledgement"] * (settled > 0)
-    return (
-        f"messages came again: {' and '.join(kinds)}. They were recognized here, but another member may deliver such a "
-        "message again, unless there is a dedup.ledger. A restart of a broker or proxy explains it; without one, they "
-        "accepted an extension or acknowledgement that matched nothing: compare the versions of both"
-    )
+_RETURNED = (
+    "They were recognized here, but another member may deliver such a message again, unless there is a dedup.ledger. A "
+    "restart of a broker or proxy explains it; without one, they accepted an extension or acknowledgement that matched "
+    "nothing: compare the versions of both"
+)
 
 
 _EVERY_GENERATION = 1 << 62
-
-
-@dataclass(slots=True)
-class Topic:
-    """A topic's numberings."""
-
-    current: Slot
-    earlier: list[Slot]
-    inherits: TopicPartition | None = None
-    """The numbering whose message ids a new current one takes over."""
-    has_begun: bool = True
-    """Whether the current numbering is assigned to the core."""
-    line: list[LeasedMessage] = field(default_factory=list)
-    """New messages that have no number yet."""
-    repeats: list[LeasedMessage] = field(default_factory=list)
-    """Duplicates that the core has not counted yet."""
-
-    def number(self) -> Iterable[Run]:
-        """Number the messages in line and hold them."""
-        while self.line:
-            count = run_length(len(message.handed.body) for message in self.line)
-            few, self.line = self.line[:count], self.line[count:]
-            yield self.current.number(few)
-
-    def counted(self) -> Iterable[Run]:
-        """Repeats for the core to count, under numbers below all others, which count as settled."""
-        repeats, self.repeats = self.repeats, []
-        for number, message in enumerate(repeats):
-            message.number = number
-        if repeats:
-            slot = self.current if self.has_begun else self.earlier[0]
-            yield Run(slot.tp, repeats, 0, len(repeats) - 1)
 
 
 class Numberings:
@@ -122,35 +84,29 @@ class Numberings:
     """
 
     def __init__(
-        self, state: State, starts: Callable[[Mapping[ProgressKey, str]], dict[str, LeasedStart]], *, in_order: bool
+        self, state: State, start: Callable[[Mapping[ProgressKey, str]], dict[str, Topic]], *, in_order: bool
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.slots: dict[TopicPartition, Slot] = {}
         self.paused: frozenset[TopicPartition] = frozenset()
         self._state = state
-        self._starts = starts
+        self._start = start
         self._in_order = in_order
         self.are_assigned = False
         self._uncopied: set[TopicPartition] = set()
         """Numberings whose ids could not be copied yet."""
 
-    def resume(self, rows: Mapping[ProgressKey, str]) -> dict[str, LeasedStart]:
-        """Take over the numberings that the topics resume from these rows; return them."""
-        starts = self._starts(rows)
-        for name, start in starts.items():
-            self._add(name, start)
-        return starts
-
-    def _add(self, name: str, start: LeasedStart) -> None:
-        waits = self._in_order and bool(start.earlier)
-        topic = Topic(start.current, start.earlier, start.inherits, not waits)
-        self.topics[name] = topic
-        self.slots |= {slot.tp: slot for slot in (start.current, *start.earlier)}
-        for key in start.stale:
-            if not key.label:
-                self._state.ids.drop_before(key.tp, _EVERY_GENERATION)
-        if not waits:
-            self._inherit_ids(topic)
+    def resume(self, rows: Mapping[ProgressKey, str]) -> None:
+        """Take over the numberings that the topics resume from these rows."""
+        self.topics = self._start(rows)
+        for topic in self.topics.values():
+            topic.has_begun = not (self._in_order and topic.earlier)
+            self.slots |= {slot.tp: slot for slot in (topic.current, *topic.earlier)}
+            for key in topic.stale:
+                if not key.label:
+                    self._state.ids.drop_before(key.tp, _EVERY_GENERATION)
+            if topic.has_begun:
+                self._inherit_ids(topic)
 
     def _inherit_ids(self, topic: Topic) -> None:
         """Copy the message ids of the previous numbering to the new one."""
@@ -232,7 +188,7 @@ class LeasedSource:
         context: SourceContext,
         *,
         keep_rows: bool = False,
-        exchange: MissedExchange | None = None,
+        exchange: ExchangeTable | None = None,
         disk: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -240,7 +196,7 @@ class LeasedSource:
         keep = partial(keep_message, client) if keep_rows else keep_placement if client.moves else None
         resume = partial(start_all, topics, group, context.rules.digest, keep)
         self._numberings = Numberings(context.state, resume, in_order=context.keeps_order or context.remembers_ids)
-        self._recovery = LeasedRecovery(client, exchange, clock)
+        self._recovery = LeasedRecovery(client, exchange, group, clock)
         self._held = HeldMessages()
         self._gate = ReceiveGate(client, self._held, context.held_max_bytes, clock, replays_first=keep_rows)
         self._groups_of = context.groups_of(self.columns)
@@ -254,10 +210,12 @@ class LeasedSource:
         self._listener = listener
         self._gate.open()
         self._client.open()
-        for name, start in self._numberings.resume(self._commits.load()).items():
-            self._commits.change(dict.fromkeys(start.stale, ""))
-            self._recovery.add_slots(start.earlier, start.kept)
-            if start.other_rules:
+        self._numberings.resume(self._commits.load())
+        for name, topic in self._numberings.topics.items():
+            self._commits.change(dict.fromkeys(topic.stale, ""))
+            self._recovery.add_slots(topic.earlier, topic.kept)
+            topic.kept = []
+            if topic.other_rules:
                 listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
@@ -285,12 +243,12 @@ class LeasedSource:
                 new[handed.topic].append(message)
             elif (twin := held.unsettled.get(message.identity)) is not None:
                 if handed.reconsume_times and any(map(self._client.is_leased, twin.handles)):
-                    self._returned.held(self._clock())
+                    self._returned.add("within the lease", self._clock())
                 twin.handles.append(handed.handle)
                 topic.repeats.append(message)
             elif message.identity in settled:
                 if handed.reconsume_times and self._client.moves and settled.is_younger(message.identity):
-                    self._returned.settled(self._clock())
+                    self._returned.add("after the acknowledgement", self._clock())
                 if not held.acknowledge_late(handed.handle):
                     self._client.ack([handed.handle])
                 topic.repeats.append(message)

@@ -11,7 +11,7 @@ import pytest
 from sidecar.core.claims import Exchanged
 from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.sources.rocketmq.leased.columns import identity_of
-from sidecar.sources.rocketmq.leased.recovery import MissedExchange, packed, unpacked
+from sidecar.sources.rocketmq.leased.recovery import packed, unpacked
 from tests.support.leased_scene import A, Scene, handed, runs
 from tests.support.memory_ledger import MemoryLedger
 
@@ -49,11 +49,11 @@ class Pair:
         first.commit(PartitionState(self.begin, self.begin + 2, {A: LaneState(None, ((self.begin, self.begin + 1),))}))
         self.place = Place(self.ledger)
         self._state = first.state
-        self.other = Scene(exchange=MissedExchange(Place(self.ledger), "g", count().__next__))
+        self.other = Scene(exchange=Place(self.ledger), clock=count().__next__)
 
     def come_back(self) -> None:
         """It is started again, and gets the second message."""
-        self.back = Scene(self._state, exchange=MissedExchange(self.place, "g", count().__next__))
+        self.back = Scene(self._state, exchange=self.place, clock=count().__next__)
         assert self.back.poll(handed(3, b"2", unique="2", times=1)) == []
 
     def turns(self) -> list[tuple[int, list[bytes]]]:
