@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TAKEN_OVER = "parts were parked by an earlier process"
 """The reason of a group that counts as failing until a first part is tried."""
@@ -21,6 +22,16 @@ class _GroupState:
     reason: str = ""
     attempts: int = 0
     next_try_ms: float = 0.0
+
+
+class FailingGroup(NamedTuple):
+    """A group whose last send failed; times are monotonic."""
+
+    name: str
+    attempts: int
+    since_ms: float
+    reason: str
+    next_try_ms: float
 
 
 class Groups(dict[str, _GroupState]):
@@ -84,6 +95,13 @@ class Groups(dict[str, _GroupState]):
 
     def all_failing(self) -> list[_GroupState]:
         return [group for group in (*self.values(), *self.resting.values()) if group.failing_since_ms is not None]
+
+    def failures(self) -> list[FailingGroup]:
+        """The groups whose last send failed."""
+        return [
+            FailingGroup(each.name, each.attempts, each.failing_since_ms or 0.0, each.reason, each.next_try_ms)
+            for each in self.all_failing()
+        ]
 
     def failing(self, name: str) -> bool:
         """Whether the last send of this group failed."""

@@ -327,7 +327,7 @@ def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writ
     supervisor.listener.settle()
     supervisor.source.close()
     try:
-        writer.wait(state.forget_member)
+        writer.wait(partial(state.save_member, None))
     except SidecarError as error:  # harmless: the next start asks the group to remove a member that left
         log.warning("member.not_saved", reason=str(error))
     tell_damages(state)

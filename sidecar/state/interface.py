@@ -237,12 +237,8 @@ class State(Protocol):
         """Consumer group id and member id of the previous process; None if it left no member."""
         ...
 
-    def save_member(self, group_id: str, member_id: str) -> None:
-        """Store the member id, so that the next process can evict this member."""
-        ...
-
-    def forget_member(self) -> None:
-        """Remove the member id: this process left the group by itself, so nothing is left to evict."""
+    def save_member(self, member: tuple[str, str] | None) -> None:
+        """Store group id and member id, so that the next process can evict this member; None if it left by itself."""
         ...
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:

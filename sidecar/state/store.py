@@ -56,16 +56,15 @@ class Store:
             with self._folder.errors("read"):
                 make_private(self._folder.path)
             self._database = Database(self._folder, self._damages.append, self._rebind)
-            self.ids = self._open_ids() if remembers_ids or self._has_ids() else NoStoredIds()
+            self.ids = NoStoredIds()
+            if remembers_ids or self._has_ids():
+                from sidecar.state.ids.store import IdStore  # imports numpy, which takes 0.1 s
+
+                self.ids = IdStore(self._database, self._folder.path, self._damages.append)
         except BaseException:
             self._folder.close()
             raise
         self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
-
-    def _open_ids(self) -> NoStoredIds:
-        from sidecar.state.ids.store import IdStore  # imports numpy, which takes 0.1 s
-
-        return IdStore(self._database, self._folder.path, self._damages.append)
 
     def _has_ids(self) -> bool:
         with self._folder.errors("read"):
@@ -130,13 +129,11 @@ class Store:
         with self._database.transaction() as connection:
             return self._meta(connection, "member")
 
-    def save_member(self, group_id: str, member_id: str) -> None:
-        with self._database.transaction() as connection:
-            _put_meta(connection, "member", (group_id, member_id))
-
-    def forget_member(self) -> None:
+    def save_member(self, member: tuple[str, str] | None) -> None:
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM meta WHERE name = 'member'")
+            if member is not None:
+                _put_meta(connection, "member", member)
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
         values = [_partition_row(row) for row in rows]

@@ -266,10 +266,10 @@ def test_a_letter_of_the_core_is_kept_with_its_story() -> None:
 def test_member_id_is_remembered_until_it_left(world: World) -> None:
     """The member id of the last life is there, unless that life forgot it."""
     assert world.state.member() is None
-    world.state.save_member("g", "rdkafka-1")
-    world.state.save_member("g", "rdkafka-2")
+    world.state.save_member(("g", "rdkafka-1"))
+    world.state.save_member(("g", "rdkafka-2"))
     assert world.restart().member() == ("g", "rdkafka-2")
-    world.state.forget_member()
+    world.state.save_member(None)
     assert world.restart().member() is None
 
 
@@ -287,7 +287,7 @@ def test_another_cluster_drops_what_is_not_its_own(world: World) -> None:
     world.state.bind("c1", "g")
     world.state.save_partitions([snapshot()])
     world.state.ids.append([IdSegment(ORDERS, 1, ids(1))])
-    world.state.save_member("g", "m")
+    world.state.save_member(("g", "m"))
     world.state.save_progress({QUEUE: "1"})
     world.state.letters.put([letter(1)])
     assert not world.restart().bind("c2", "g")
@@ -317,7 +317,7 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
             lambda: world.state.letters.put([letter(2, b"x" * 9_000)]),
             lambda: world.state.save_partitions([snapshot(watermark=2)]),
             lambda: world.state.ids.append([IdSegment(ORDERS, 1, ids(*range(900)))]),
-            lambda: world.state.save_member("g", "m"),
+            lambda: world.state.save_member(("g", "m")),
             lambda: world.state.save_progress({QUEUE: "2"}),
         ):
             with pytest.raises(StateError):
@@ -334,6 +334,6 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
 
 def test_a_state_is_where_it_was(world: World) -> None:
     """As long as nobody touches it, a state is in place, in its next life too."""
-    world.state.save_member("g", "m")
+    world.state.save_member(("g", "m"))
     world.state.check_in_place()
     world.restart().check_in_place()

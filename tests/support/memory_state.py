@@ -162,13 +162,9 @@ class MemoryState:
     def member(self) -> tuple[str, str] | None:
         return self._member
 
-    def save_member(self, group_id: str, member_id: str) -> None:
+    def save_member(self, member: tuple[str, str] | None) -> None:
         self._disk.check()
-        self._member = (group_id, member_id)
-
-    def forget_member(self) -> None:
-        self._disk.check()
-        self._member = None
+        self._member = member
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
         self._disk.check()

@@ -6,8 +6,8 @@ Cuts nothing, reads nothing, and knows no commit: outcomes that concern these go
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
@@ -18,6 +18,7 @@ from sidecar.core.delivery.refusals import Receiver, Refusals
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.settlement import DeadLetters, Settlement
 from sidecar.core.effects import Send
+from sidecar.core.groups import FailingGroup
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import ATTEMPT_BYTES, PART_BYTES, Batch, Memory, Part, held_by
 from sidecar.core.records import Answer, Attempt, Verdict
@@ -61,16 +62,8 @@ class Deliveries:
 
 A_COMMIT = "a commit"
 """Wait reason of a batch whose promises are not durable yet."""
-
-
-class FailingGroup(NamedTuple):
-    """A group whose last send failed; times are monotonic."""
-
-    name: str
-    attempts: int
-    since_ms: float
-    reason: str
-    next_try_ms: float
+WAITS = {A_COMMIT: Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
+"""Wait reasons other than a retry, each with its stage."""
 
 
 class Delivery:
@@ -249,20 +242,6 @@ class Delivery:
         """Whether fewer batches are being sent than may be at once."""
         return self.outbox.busy_senders < self._rules.concurrency
 
-    def failing(self) -> list[FailingGroup]:
-        """The groups whose last send failed."""
-        return [
-            FailingGroup(each.name, each.attempts, each.failing_since_ms or 0.0, each.reason, each.next_try_ms)
-            for each in self.outbox.groups.all_failing()
-        ]
-
-    def held_up(self) -> Iterator[tuple[str, Batch]]:
-        """Batches that wait for something other than their group's retry, each with the reason."""
-        waits = {A_COMMIT: Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
-        for what, stage in waits.items():
-            waiting = self.outbox.batches(stage)
-            yield from ((what, batch) for batch in waiting if not self.outbox.groups.failing(batch.group))
-
 
 class DeliveryPipeline(ABC):
     """Conducts the delivery of messages: each event is applied with all outcomes before the next one.
@@ -327,7 +306,7 @@ class DeliveryPipeline(ABC):
     @property
     def failing(self) -> list[FailingGroup]:
         """The groups whose last send failed."""
-        return self.delivery.failing()
+        return self.delivery.outbox.groups.failures()
 
     @property
     def sends(self) -> Mapping[tuple[str, str], int]:

@@ -33,7 +33,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.books import Accounts, OpenMessages
 from sidecar.core.cutting import BatchRules, Cutter
-from sidecar.core.delivery.delivery import A_COMMIT, DeliveryPipeline
+from sidecar.core.delivery.delivery import A_COMMIT, WAITS, DeliveryPipeline
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import CancelHeld, CommitItem, Effect, Fetch, HoldUntilDue, Park
@@ -582,8 +582,11 @@ class Pipeline(DeliveryPipeline):
         """
         for (_, group), since_ms in self.cutter.held_up(now_ms):
             yield A_COMMIT if self.delivery.has_free_sender else "a free sender", group, since_ms
-        for what, batch in self.delivery.held_up():
-            yield what, batch.group, batch.since_ms
+        outbox = self.delivery.outbox
+        for what, stage in WAITS.items():
+            for batch in outbox.batches(stage):
+                if not outbox.groups.failing(batch.group):
+                    yield what, batch.group, batch.since_ms
 
     @property
     def idle(self) -> bool:

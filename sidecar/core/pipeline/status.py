@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from sidecar.core.books import GROUPS_MAX, OTHER, Accounts, Books, Counts, DeliveryCounts, OpenGroup, OpenMessages
 from sidecar.core.cutting import Cutter
-from sidecar.core.delivery.delivery import Delivery, FailingGroup
+from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.outbox import Stage
+from sidecar.core.groups import FailingGroup
 from sidecar.core.intake.intake import Intake
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import Lane
@@ -93,7 +94,7 @@ def status_of(
         spent=[_spent(owned[tp], delivery) for tp in sorted(gate.spent)],
         paused=gate.paused,
         held_bytes=gate.held_bytes,
-        failing=delivery.failing(),
+        failing=delivery.outbox.groups.failures(),
         retries_waiting=delivery.outbox.count(Stage.WAITING),
         blocking=[(tp, group) for tp, each in wide for group in _holders(each, delivery)[:HOLDERS_MAX]],
         storing_letters=bool(delivery.letters),

@@ -352,7 +352,7 @@ class Membership:
 
     def _save(self, member: str) -> None:
         try:
-            self._state.save_member(self._settings.group_id, member)
+            self._state.save_member((self._settings.group_id, member))
         except StateError as error:  # a full disk delays the next start by 9 s, and loses no message
             self._listener.event("member.not_saved", "warning", {"reason": str(error)})
 

@@ -40,7 +40,7 @@ def fill(folder: Path) -> None:
     """Write one of everything."""
     store = Store(folder)
     store.bind("c1", "g")
-    store.save_member("g", "m")
+    store.save_member(("g", "m"))
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
     store.save_progress({QUEUE: "how far"})
     store.ids.append([IdSegment(ORDERS, 1, IDS)])
@@ -67,7 +67,7 @@ def use(store: Store) -> None:
         assert (generation, data) == (1, IDS)
     for kept in store.letters.load(100):
         assert (kept.row, kept.envelope) == (letter(1).row, letter(1).envelope)
-    store.save_member("g", "m")
+    store.save_member(("g", "m"))
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
     store.ids.drop_before(ORDERS, 2)
     store.save_progress({QUEUE: "how far"})
@@ -156,7 +156,7 @@ def test_an_old_log_is_not_replayed_into_the_new_file(tmp_path: Path) -> None:
     """The log of a damaged file goes with it: nothing of it turns up in the new one."""
     fill(tmp_path / "live")
     store = Store(tmp_path / "live")
-    store.save_member("g", "from the log")
+    store.save_member(("g", "from the log"))
     shutil.copytree(tmp_path / "live", tmp_path / "crashed")
     store.close()
     assert (tmp_path / "crashed" / "state.db-wal").stat().st_size > 0

@@ -112,7 +112,7 @@ def test_a_daemon_may_run(tmp_path: Path, command: str) -> None:
     """What a running process has written is seen, and it goes on."""
     store = fill(tmp_path / "state")
     result = asked(command, tmp_path / "state")
-    store.save_member("g", "m")
+    store.save_member(("g", "m"))
     store.close()
     assert result.exit_code == 0
     assert command == "verify" or json.loads(result.stdout)["holder"].startswith("pid ")
