@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RETRY_AFTER_MAX_MS = 300_000
+SPREAD = 0.1
+"""Largest part by which a requested wait is exceeded: all who were asked at once must not return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,4 +29,4 @@ class Backoff:
             retry_after_ms: The wait that the receiver asked for; honoured up to 5 minutes.
         """
         bound = min(self.max_ms, self.base_ms << min(attempt - 1, 32))
-        return max(bound * jitter, min(retry_after_ms or 0, RETRY_AFTER_MAX_MS))
+        return max(bound * jitter, min(retry_after_ms or 0, RETRY_AFTER_MAX_MS) * (1 + SPREAD * jitter))

@@ -113,6 +113,21 @@ def test_retry_after_is_waited_for(long_scene: tuple[Scene, Daemon]) -> None:
     assert 2 <= time.monotonic() - begun < 2 + HEALS_WITHIN_S
 
 
+def test_all_groups_wait_together(long_scene: tuple[Scene, Daemon]) -> None:
+    """A receiver that asks twelve groups to wait for two seconds is tested with one request in that time."""
+    scene, daemon = long_scene
+    before = scene.receiver.stats["status"]
+    scene.receiver.fail("status", status=429, headers={"Retry-After": "2"})
+    for number in range(12):
+        scene.send([b"busy"], tag=f"busy {number}")
+    wait_until(lambda: daemon.events("receiver.paused"), 10, "it waits", detail=daemon.log_tail)
+    time.sleep(5)
+    requests = scene.receiver.stats["status"] - before
+    scene.receiver.faults.clear()
+    scene.await_all(daemon)
+    assert requests <= 5 + 3, "the first ones, and one in each window"
+
+
 def test_a_failing_group_delays_no_other(long_scene: tuple[Scene, Daemon]) -> None:
     """While group `a` fails for ever, what is sent to group `b` arrives within a second or two."""
     scene, daemon = long_scene

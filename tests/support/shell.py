@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
@@ -68,6 +69,8 @@ class Shell:
         numbered: bool = False,
         sorting: object | None = None,
         by_group: bool = False,
+        jitter: Callable[[], float] = lambda: 1.0,
+        **rules: Any,
     ) -> None:
         batch_rules = BatchRules(
             by_group=by_group,
@@ -85,6 +88,7 @@ class Shell:
             give_up_ms=give_up_ms,
             lease_ms=LEASE_MS if ledger else None,
             numbered=numbered,
+            **rules,
         )
         reading = ReadingRules(
             Columns(),  # type: ignore[arg-type]
@@ -97,7 +101,7 @@ class Shell:
             sorting=sorting,
         )
         self.ledger = ledger
-        chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
+        chance = random.Random(1).random if ledger else jitter  # tokens are drawn
         self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
         self.pipeline.limit(room)
         self.pipeline.assign(TP, "5c0pe000", start)

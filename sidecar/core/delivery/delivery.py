@@ -13,6 +13,7 @@ from sidecar.core.batching import held_bytes
 from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
 from sidecar.core.delivery.outbox import Outbox, Stage
 from sidecar.core.delivery.output import Outcome, Output
+from sidecar.core.delivery.pace import Pace
 from sidecar.core.delivery.parking import Parker
 from sidecar.core.delivery.refusals import Receiver, Refusals
 from sidecar.core.delivery.rules import DeliveryRules
@@ -62,8 +63,8 @@ class Deliveries:
 
 A_COMMIT = "a commit"
 """Wait reason of a batch whose promises are not durable yet."""
-WAITS = {A_COMMIT: Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
-"""Wait reasons other than a retry, each with its stage."""
+WAITS = {A_COMMIT: Stage.HELD_BACK, "an answer": Stage.SENDING}
+"""Wait reasons other than a retry and `Delivery.waits_for`, each with its stage."""
 
 
 class Delivery:
@@ -92,6 +93,7 @@ class Delivery:
             from sidecar.core.delivery.claiming import Claiming
 
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._settlement, self.output)
+        self.pace = Pace(rules, jitter, self.output)
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._refusals = Refusals(
             rules, jitter, owned, self.outbox, self._settlement, self.receiver, self.claims, self.parker, self.output
@@ -136,7 +138,7 @@ class Delivery:
                     self.claims.ask(batch, now_ms)
                 else:
                     self.outbox.put_last(batch)
-            elif self.has_free_sender:
+            elif not self.waits_for(now_ms):
                 if not self._may_go(batch):
                     self.outbox.put_last(batch)
                 elif alive := batch.alive:
@@ -146,7 +148,7 @@ class Delivery:
                 else:
                     self.outbox.end_batch(batch, "released")
             elif self.claims is None:
-                break  # with a ledger, later batches can be claimed while all senders are busy
+                break  # with a ledger, later batches can be claimed meanwhile
             else:
                 self.outbox.put_last(batch)
 
@@ -169,6 +171,7 @@ class Delivery:
         """
         batch = self.outbox.answered(batch_id)
         self.delivered.sends.add(batch.group, answer.verdict.value)
+        self.pace.answered(batch.group, answer, now_ms)
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
             if part.sent(attempt):
@@ -237,10 +240,9 @@ class Delivery:
             return False
         return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.HELD_BACK)))
 
-    @property
-    def has_free_sender(self) -> bool:
-        """Whether fewer batches are being sent than may be at once."""
-        return self.outbox.busy_senders < self._rules.concurrency
+    def waits_for(self, now_ms: float) -> str:
+        """What the next request waits for: a free sender, or the destination's pace; empty if it may be sent now."""
+        return self.pace.waits_for(self.outbox.busy_senders, now_ms)
 
 
 class DeliveryPipeline(ABC):

@@ -34,7 +34,9 @@ from pyroaring import BitMap64
 from sidecar.core.books import Accounts, OpenMessages
 from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery.delivery import A_COMMIT, WAITS, DeliveryPipeline
+from sidecar.core.delivery.outbox import Stage
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
+from sidecar.core.delivery.pace import A_SENDER
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import CancelHeld, CommitItem, Effect, Fetch, HoldUntilDue, Park
 from sidecar.core.intake.intake import Intake, ShowRun
@@ -485,6 +487,7 @@ class Pipeline(DeliveryPipeline):
             for field in fields(mine):
                 setattr(mine, field.name, getattr(other, field.name))
         self.cutter.change(rules.concurrency)
+        self.delivery.pace.restart()
 
     @property
     def is_quiet(self) -> bool:
@@ -521,7 +524,7 @@ class Pipeline(DeliveryPipeline):
                     self.commits.touch(part.tp, now_ms)
         self._output.effects += self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
         self.delivery.step(now_ms, fetches=not self.orders.draining)
-        self._is_starved |= bool(self.commits.outstanding) and self.delivery.has_free_sender
+        self._is_starved |= bool(self.commits.outstanding) and not self.delivery.waits_for(now_ms)
         self._apply_outcomes(now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:
@@ -580,10 +583,11 @@ class Pipeline(DeliveryPipeline):
 
         The group is None if all groups of a partition wait together.
         """
+        waits_for = self.delivery.waits_for(now_ms)
         for (_, group), since_ms in self.cutter.held_up(now_ms):
-            yield A_COMMIT if self.delivery.has_free_sender else "a free sender", group, since_ms
+            yield waits_for or A_COMMIT, group, since_ms
         outbox = self.delivery.outbox
-        for what, stage in WAITS.items():
+        for what, stage in {**WAITS, waits_for or A_SENDER: Stage.READY}.items():
             for batch in outbox.batches(stage):
                 if not outbox.groups.failing(batch.group):
                     yield what, batch.group, batch.since_ms
