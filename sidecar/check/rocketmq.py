@@ -14,7 +14,7 @@ from sidecar.dialer import Dialer
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
 from sidecar.sources.rocketmq.config import is_refusal, sign_of, tls_of
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError, text_of
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError, refusal, text_of
 from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, Route, read_route
 
 ASK_S = 4.0
@@ -82,7 +82,7 @@ class _RocketMqChecker:
         if answer.code == Code.TOPIC_NOT_EXIST:
             return Finding(subject, "it does not exist, or no broker that has it is registered", cure, EXIT_UNAVAILABLE)
         if answer.code != Code.SUCCESS:
-            return self._refused(subject, [RefusedError(answer, self._alive.address if self._alive else "")])
+            return self._refused(subject, [refusal(answer, self._alive.address if self._alive else "")])
         try:
             route = read_route(topic, answer)
         except ProtocolError as error:
@@ -116,7 +116,7 @@ class _RocketMqChecker:
             return Finding(subject, link.problem or "no answer", cure, EXIT_UNAVAILABLE)
         bad = [one for one in answers if one is not None and one.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND)]
         if bad:
-            return self._refused(subject, [RefusedError(one, link.address) for one in bad])
+            return self._refused(subject, [refusal(one, link.address) for one in bad])
         return Finding(subject, f"it answers about {', '.join(topics)} and group {self._settings.group}")
 
     def _refused(self, subject: str, errors: list[RefusedError]) -> Finding:

@@ -151,18 +151,18 @@ class Source(Protocol):
     """Maximum size of a partition's state, known once the source is open."""
     idle_poll_s: float
     """Longest time that `poll` may wait while nothing is in flight."""
-    no_lane: str | None
+    no_lane: str | None = None
     """Why the fast lane does not read, empty if it does; None if there is none for this kind of broker."""
 
     @property
     def lane_bytes(self) -> int:
         """Memory of the fast lane, without the client's messages."""
-        ...
+        return 0
 
     @property
     def is_emptied(self) -> bool:
         """Whether the last `poll` left none of the messages that had arrived by then."""
-        ...
+        return True
 
     def open(self, listener: Listener) -> None:
         """Connect and join the group.
@@ -193,9 +193,9 @@ class Source(Protocol):
         """Give up the partition and take it again from its committed state."""
         ...
 
-    def end_of(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
         """The offset of the partition's next message, as far as known."""
-        ...
+        return None
 
     def problems(self) -> Mapping[str, str]:
         """Present problems with the broker: a key, and a sentence for an operator."""

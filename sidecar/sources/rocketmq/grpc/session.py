@@ -19,6 +19,7 @@ from sidecar.sources.rocketmq.config import refused, tls_of
 from sidecar.sources.rocketmq.grpc.leases import OK
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, GrpcRequests
 from sidecar.sources.rocketmq.grpc.stubs import Stubs
+from sidecar.sources.rocketmq.wire.network import RefusedError
 
 T = TypeVar("T")
 
@@ -32,14 +33,6 @@ TOGETHER_BYTES = 64 << 10
 THREADS_MAX = 10_000
 """Maximum number of concurrent waiting calls."""
 UNAUTHORIZED, FORBIDDEN, TOPIC_NOT_FOUND, GROUP_NOT_FOUND = 40_100, 40_300, 40_402, 40_403
-
-
-class GrpcRefusedError(Exception):
-    """The proxy answered with an error."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Session:
@@ -159,9 +152,9 @@ class Session:
             return ConnectionError("no answer in time")
         code, text = error.code(), error.details() or ""
         if code in (self._grpc.StatusCode.UNAUTHENTICATED, self._grpc.StatusCode.PERMISSION_DENIED):
-            return GrpcRefusedError(UNAUTHORIZED, text)
+            return RefusedError(text, UNAUTHORIZED)
         if "group not found" in text:
-            return GrpcRefusedError(GROUP_NOT_FOUND, text)
+            return RefusedError(text, GROUP_NOT_FOUND)
         return ConnectionError(text or code.name)
 
     async def _introduce(self, stream: Any) -> None:
@@ -177,7 +170,7 @@ class Session:
 
     def _check(self, status: Any) -> None:
         if status.code != OK:
-            raise GrpcRefusedError(status.code, status.message)
+            raise RefusedError(status.message, status.code)
 
     async def _find_queues(self) -> None:
         shares = []
@@ -239,7 +232,7 @@ class Sessions:
         self._session: Session | None = None
         self.opened = threading.Event()
         """Set once messages could be received."""
-        self._refused: GrpcRefusedError | None = None
+        self._refused: RefusedError | None = None
         self.problems: dict[str, str] = {}
         """Present problems: a key, and a sentence for an operator."""
 
@@ -252,7 +245,7 @@ class Sessions:
             if time.monotonic() >= until_s:
                 raise self._unavailable(self._refused)
 
-    def _unavailable(self, refusal: GrpcRefusedError | None) -> SidecarError:
+    def _unavailable(self, refusal: RefusedError | None) -> SidecarError:
         servers = self._settings.endpoints
         waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
         if refusal is None:
@@ -273,7 +266,7 @@ class Sessions:
             number += 1
             try:
                 await session.serve(wait_s, partial(self._is_open, session), partial(workers, session))
-            except GrpcRefusedError as error:
+            except RefusedError as error:
                 self._refused = error
                 self.problems["proxy"] = f"{session.server} refuses: {error}"
                 wait_s = 0.0
@@ -315,7 +308,7 @@ class Sessions:
             await asyncio.sleep(0.05)
         try:
             return await self._session.call(name, request)
-        except GrpcRefusedError as error:
+        except RefusedError as error:
             raise ConnectionError(str(error)) from error
 
 

@@ -17,7 +17,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
+from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast, Source
 from sidecar.sources.context import ExchangeTable, SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
@@ -161,8 +161,8 @@ class Numberings:
         listener.assigned([topic.current.assignment()])
 
 
-class LeasedSource:
-    """A `Source` over a client.
+class LeasedSource(Source):
+    """Messages that a client hands over one by one.
 
     Args:
         context: If it keeps order or remembers ids, recovery must be complete before new messages are handed on.
@@ -175,9 +175,6 @@ class LeasedSource:
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
-    is_emptied = True
-    no_lane: str | None = None
-    lane_bytes = 0
     columns: Columns = LeasedColumns()
 
     def __init__(
@@ -272,10 +269,6 @@ class LeasedSource:
     def reload(self, tp: TopicPartition) -> None:
         """Never called: the numbers have no gaps."""
         raise AssertionError(f"{tp} has a hole")
-
-    def end_of(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
-        """None: leased clients do not report a queue's end."""
-        return None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         """A held message, None for any other; from one other thread."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
@@ -19,8 +20,8 @@ from sidecar.sources.rocketmq.remoting.popped import Popped
 from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import Ask, Link, NoAnswerError, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset
+from sidecar.sources.rocketmq.wire.network import Ask, Link, NoAnswerError, RefusedError, refusal
+from sidecar.sources.rocketmq.wire.requests import Asks, ask_start, commit_waves, read_offset
 
 READ_S, IDLE_S = 2.0, 10.0
 """Interval of requests for a mark while messages of its queue are handed over, and otherwise."""
@@ -61,27 +62,24 @@ class Marks:
             link = self._link_of(tp.broker) if now_s >= due_s and not queue.asked else None
             if link is not None and link.is_up:
                 queue.asked, queue.asked_s = True, now_s
-                link.ask(self.of(tp, queue.marks[0]), self._answered(tp, queue), ANSWER_S)
+                link.ask(
+                    self._asks.one(tp, queue.marks[0].offset),
+                    partial(self._answered, tp, queue, queue.marks[0], queue.newest),
+                    ANSWER_S,
+                )
 
-    def _answered(self, tp: TopicPartition, queue: _MarkedQueue) -> Callable[[Frame | None], None]:
-        mark, newest = queue.marks[0], queue.newest
-
-        def take(frame: Frame | None) -> None:
-            queue.asked = False
-            stands = None if frame is None else mark.stands(frame)
-            if self._queues.get(tp) is not queue or stands is None:
-                return
-            if not stands:
-                self.replaced.add(tp)
-            elif newest is not None:
-                queue.marks = with_newest(queue.marks, newest)
-                queue.newest = None if queue.newest == newest else queue.newest
-
-        return take
-
-    def of(self, tp: TopicPartition, mark: QueueMark) -> Ask:
-        """The request for the message at a mark's offset."""
-        return self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)
+    def _answered(
+        self, tp: TopicPartition, queue: _MarkedQueue, mark: QueueMark, newest: QueueMark | None, frame: Frame | None
+    ) -> None:
+        queue.asked = False
+        stands = None if frame is None else mark.stands(frame)
+        if self._queues.get(tp) is not queue or stands is None:
+            return
+        if not stands:
+            self.replaced.add(tp)
+        elif newest is not None:
+            queue.marks = with_newest(queue.marks, newest)
+            queue.newest = None if queue.newest == newest else queue.newest
 
     def by_queue(self) -> dict[TopicPartition, tuple[QueueMark, ...]]:
         return {tp: queue.marks for tp, queue in self._queues.items()}
@@ -132,7 +130,7 @@ class Rewinds:
         """The newest message that was read and is there still, of each replaced queue; None if none is."""
         last: dict[TopicPartition, QueueMark | None] = {}
         marks = self._marks.by_queue()
-        asks = [(tp, self._marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
+        asks = [(tp, self._asks.one(tp, mark.offset)) for tp in marks for mark in marks[tp]]
         answers = iter(self._brokers.ask(asks))
         for tp in marks:
             checked = [(mark, frame and mark.stands(frame)) for mark, frame in zip(marks[tp], answers, strict=False)]
@@ -205,7 +203,7 @@ class NativeCluster(RocketMqCluster):
             if committed:
                 self._note(committed)
                 return ""
-            starts = self._ask([(tp, _ask_start(self.asks, tp, self._settings.start)) for tp in answers])
+            starts = self._ask([(tp, ask_start(self.asks, tp, self._settings.start)) for tp in answers])
             for tps in commit_waves(starts):
                 self._ask([(tp, self.asks.commit(tp, read_offset(starts[tp]))) for tp in tps])
         except (NoAnswerError, ProtocolError) as error:
@@ -216,11 +214,7 @@ class NativeCluster(RocketMqCluster):
 
     def _note(self, committed: Mapping[TopicPartition, int]) -> None:
         """Note the message before each committed offset as read."""
-        asks = [
-            (tp, self.asks.pull(tp, offset - 1, Subscription(tp.topic), messages_max=1))
-            for tp, offset in committed.items()
-            if offset > 0
-        ]
+        asks = [(tp, self.asks.one(tp, offset - 1)) for tp, offset in committed.items() if offset > 0]
         for (tp, _), frame in zip(asks, self.brokers.ask(asks), strict=True):
             mark = mark_at(committed[tp] - 1, frame) if frame is not None else None
             if mark is not None:
@@ -231,7 +225,7 @@ class NativeCluster(RocketMqCluster):
         frames = {tp: frame for (tp, _), frame in answers if frame is not None}
         for tp, frame in frames.items():
             if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-                raise RefusedError(frame, self.routes.addresses[tp.broker])
+                raise refusal(frame, self.routes.addresses[tp.broker])
         if not frames:
             raise NoAnswerError(self._silence())
         return frames
@@ -271,10 +265,3 @@ class NativeCluster(RocketMqCluster):
         problems = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
         others = {"name servers": self.routes.problem, POPPED: self._popped.problem}
         return problems | {key: text for key, text in others.items() if text}
-
-
-def _ask_start(asks: Asks, tp: TopicPartition, start: str | int) -> Ask:
-    """The request for the offset where a new group begins to read a queue."""
-    if isinstance(start, int):
-        return asks.at_time(tp, start)
-    return asks.low(tp) if start == "earliest" else asks.high(tp)

@@ -22,7 +22,7 @@ from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.pulling import Node
 from sidecar.sources.rocketmq.remoting.routes import Brokers, Routes
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError, refusal
 from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, MemberAsks, Subscription, read_members
 
 Share: TypeAlias = Callable[[Sequence[TopicPartition], Sequence[str], str], set[TopicPartition]]
@@ -208,7 +208,7 @@ class Members:
             if frame is None:
                 return
             if frame.code != Code.SUCCESS:
-                self.refusal = RefusedError(frame, link.address)
+                self.refusal = refusal(frame, link.address)
                 return
             self.refusal = None
             if broker.connection != connection:
@@ -342,7 +342,7 @@ class RocketMqCluster:
         for link, frame in zip(links, answers, strict=True):
             if frame is not None and frame.code != Code.SUCCESS:
                 raise ConfigError(
-                    f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
+                    f"RocketMQ cannot filter by source.rocketmq.sql: {refusal(frame, link.address)}",
                     hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
                 )
 

@@ -12,7 +12,7 @@ from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_o
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError, RequestCode
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError, Sign
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
+from sidecar.sources.rocketmq.wire.requests import Asks
 
 _GONE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED, Code.TOPIC_NOT_EXIST)
 
@@ -62,8 +62,7 @@ class QueueFetcher:
         return True
 
     def _read(self, tp: TopicPartition, offset: int) -> list[StoredMessage]:
-        ask = self._asks.pull(tp, offset, Subscription(tp.topic), messages_max=1)
-        frame = self._call(tp, offset, ask, "read again")
+        frame = self._call(tp, offset, self._asks.one(tp, offset), "read again")
         try:
             return decode(frame.body) if frame.code == Code.SUCCESS else []
         except ProtocolError as error:

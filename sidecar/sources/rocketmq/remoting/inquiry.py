@@ -12,7 +12,7 @@ from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused
 from sidecar.sources.rocketmq.remoting.cluster import RocketMqCluster
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
-from sidecar.sources.rocketmq.wire.network import Ask, Link, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.network import Ask, Link, NoAnswerError, RefusedError, refusal
 from sidecar.sources.rocketmq.wire.requests import MemberAsks, read_members
 
 START_MS = 10_000
@@ -106,7 +106,7 @@ def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> S
         return UnavailableError(f"RocketMQ's broker at {link.address}: {reason}", hint=hint)
     if frame.code == Code.SUCCESS or frame.code in also:
         return None
-    error = RefusedError(frame, link.address)
+    error = refusal(frame, link.address)
     if is_refusal(error):
         return refused(error)
     creates = "a daemon's first start creates the group, and so does `mqadmin updateSubGroup`"

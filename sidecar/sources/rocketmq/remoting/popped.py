@@ -10,7 +10,7 @@ from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored, property_of
 from sidecar.sources.rocketmq.wire.network import Link
-from sidecar.sources.rocketmq.wire.requests import RETRY, Asks, Subscription, read_offset, read_route
+from sidecar.sources.rocketmq.wire.requests import RETRY, Asks, read_offset, read_route
 
 EVERY_S = 60.0
 ANSWER_S = 5.0
@@ -64,8 +64,7 @@ class Popped:
 
     def _look(self, tp: TopicPartition, link: Link, begin: int) -> None:
         """Ask for the first message that no consumer has acknowledged, and with it for the end of the queue."""
-        ask = self._asks.pull(tp, begin, Subscription(tp.topic), messages_max=1)
-        link.ask(ask, partial(self._found, tp, link, begin), ANSWER_S)
+        link.ask(self._asks.one(tp, begin), partial(self._found, tp, link, begin), ANSWER_S)
 
     def _found(self, tp: TopicPartition, link: Link, begin: int, frame: Frame | None) -> None:
         if frame is None or "maxOffset" not in frame.fields:

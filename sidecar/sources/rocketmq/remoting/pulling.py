@@ -195,8 +195,7 @@ class QueueProofs:
             if frame is None or not self.was_reset(queue, offset, node, frame):
                 take(node, frame)
 
-        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
-        node.link.ask(ask, answered, PULL_TIMEOUT_S)
+        node.link.ask(self._asks.one(queue.tp, offset), answered, PULL_TIMEOUT_S)
         return True
 
     def _find_mark(self, queue: Pulling, now_s: float) -> None:

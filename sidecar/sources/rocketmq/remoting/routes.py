@@ -8,7 +8,7 @@ from functools import partial
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError, RequestCode
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, refusal
 from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_boot, read_route
 
 REFRESH_S = 5.0
@@ -64,7 +64,7 @@ class NameServers:
             return
         self._refused.pop(topic, None)
         if frame.code not in (Code.SUCCESS, Code.TOPIC_NOT_EXIST):
-            self._refused[topic] = str(RefusedError(frame, link.address))
+            self._refused[topic] = str(refusal(frame, link.address))
         elif (route := self.read(topic, frame)) is not None:
             answered(topic, route)
 

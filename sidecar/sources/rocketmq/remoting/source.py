@@ -11,7 +11,7 @@ from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
-from sidecar.sources.base import POPPED, WAKING_POLL_S, Assignment, Listener, ReadPast
+from sidecar.sources.base import POPPED, WAKING_POLL_S, Assignment, Listener, ReadPast, Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
@@ -192,15 +192,12 @@ QUEUE_SHARE = 4
 """One call may hand over four times the client's limit: see `build.held_bytes_of`."""
 
 
-class RocketMqSource:
-    """A `Source` on RocketMQ's remoting protocol; the context's expression is ignored if there is an SQL expression."""
+class RocketMqSource(Source):
+    """Queues that are read by the remoting protocol; the context's expression is ignored if there is an SQL expression."""
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
-    is_emptied = True
-    no_lane: str | None = None
-    lane_bytes = 0
     columns: Columns = RocketMqColumns()
 
     def __init__(self, settings: RocketMqSettings, context: SourceContext) -> None:

@@ -19,8 +19,8 @@ from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import NoAnswerError, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset
+from sidecar.sources.rocketmq.wire.network import NoAnswerError, RefusedError, refusal
+from sidecar.sources.rocketmq.wire.requests import Asks, ask_start, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
 MESSAGE_BYTES = 4 << 20
@@ -62,7 +62,7 @@ class Marked:
         """Look at these marks' offsets, a few at a time: only so many messages fit into the memory budget."""
         for at in range(0, len(marks), self._at_once):
             some = marks[at : at + self._at_once]
-            asks = [(tp, self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)) for tp, mark in some]
+            asks = [(tp, self._asks.one(tp, mark.offset)) for tp, mark in some]
             for (_, mark), answer in zip(some, self._brokers.ask(asks), strict=True):
                 is_there = answer is not None and answer.code == Code.SUCCESS
                 stands = mark.found_in(as_stored(answer.body)) if answer is not None and is_there else False
@@ -105,7 +105,7 @@ def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None
         return stands
     if mark.offset >= high:
         return False
-    raise RefusedError(message, "the broker")
+    raise refusal(message, "the broker")
 
 
 DOUBT_S = 300.0
@@ -178,11 +178,7 @@ class QueueStartOffsets:
             return set()
         if silent := {tp.broker for tp, frame in zip(tps, committed, strict=True) if frame is None}:
             return silent
-        if self._start == "latest":
-            asks = [(tp, self._asks.high(tp)) for tp in tps]
-        else:
-            asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
-        answers = self._brokers.ask(asks)
+        answers = self._brokers.ask([(tp, ask_start(self._asks, tp, self._start)) for tp in tps])
         for tp, frame in zip(tps, answers, strict=True):
             if frame is not None and frame.code == Code.SUCCESS:
                 self._beginnings[tp] = read_offset(frame)
@@ -390,7 +386,7 @@ def _good(frame: Frame | None, where: str, *also: int) -> Frame:
     if frame is None:
         raise NoAnswerError(_SILENT)
     if frame.code not in (Code.SUCCESS, *also):
-        raise RefusedError(frame, where)
+        raise refusal(frame, where)
     return frame
 
 

@@ -83,11 +83,16 @@ class NoAnswerError(Exception):
 class RefusedError(Exception):
     """A peer answered with an error."""
 
-    def __init__(self, frame: Frame, address: str) -> None:
-        # Java's remarks continue with a stack trace or a link to a page.
-        remark = frame.remark.split("\n", 1)[0].split(", java.", 1)[0].split("  BROKER:")[0].strip()
-        super().__init__(f"{address} answered {remark or 'without a reason'} (code {frame.code})")
-        self.code = frame.code
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def refusal(frame: Frame, address: str) -> RefusedError:
+    """The error in an answer from this address."""
+    # Java's remarks continue with a stack trace or a link to a page.
+    remark = frame.remark.split("\n", 1)[0].split(", java.", 1)[0].split("  BROKER:")[0].strip()
+    return RefusedError(f"{address} answered {remark or 'without a reason'} (code {frame.code})", frame.code)
 
 
 class Ask(NamedTuple):
@@ -360,7 +365,7 @@ class Network:
         if answer is None:
             raise NoAnswerError(f"{link.address}: {link.problem or 'no answer came in time'}")
         if answer.code != Code.SUCCESS and answer.code not in also:
-            raise RefusedError(answer, link.address)
+            raise refusal(answer, link.address)
         return answer
 
     def close(self) -> None:

@@ -146,6 +146,10 @@ class Asks:
         """The first offset stored at this time or later."""
         return Ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self._of(tp) | {"timestamp": str(at_ms)})
 
+    def one(self, tp: TopicPartition, offset: int) -> Ask:
+        """The message at an offset, whatever its tag; it may come with others that are stored as one."""
+        return self.pull(tp, offset, Subscription(tp.topic), messages_max=1)
+
     def pull(
         self,
         tp: TopicPartition,
@@ -164,6 +168,13 @@ class Asks:
                 "subscription": subscription.expression, "subVersion": "0", "expressionType": subscription.kind,
             },
         )  # fmt: skip
+
+
+def ask_start(asks: Asks, tp: TopicPartition, start: str | int) -> Ask:
+    """The offset where a new group begins: ``earliest``, ``latest``, or a time."""
+    if isinstance(start, int):
+        return asks.at_time(tp, start)
+    return asks.low(tp) if start == "earliest" else asks.high(tp)
 
 
 def read_route(topic: str, answer: Frame) -> Route:

@@ -25,7 +25,6 @@ from sidecar.allocator import allocated_bytes, give_back_large, share_heaps
 from sidecar.sources.rocketmq.native.child.frames import FrameKind, Frames, frame, unpack_numbers, write_all
 from sidecar.sources.rocketmq.native.child.library import (
     LibraryError,
-    LibraryListener,
     Reader,
     ask_before,
     ask_nothing,
@@ -33,6 +32,7 @@ from sidecar.sources.rocketmq.native.child.library import (
     begin_at_first,
     check_layout,
     keep_packed,
+    listen,
     load,
     persist,
     read_ahead,
@@ -85,7 +85,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[ParkedBatches, BytesAhead, Any,
         await_answers(consumer._handle, timeout_ms)
         for topic, expression in settings["topics"].items():
             consumer.subscribe(topic, _never, expression)
-        listener = LibraryListener(dll, consumer._handle, parking.take)
+        listener = listen(dll, consumer._handle, parking.take)
         consumer.start()
     except RocketMQException as error:
         raise RuntimeError(str(error)) from error
@@ -93,7 +93,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[ParkedBatches, BytesAhead, Any,
 
 
 def _never(_: Any) -> Any:
-    """The callback of the Python package; never called, because `LibraryListener` replaces it."""
+    """The callback of the Python package; never called, because `listen` replaces it."""
     os._exit(EXIT_BROKEN)
 
 

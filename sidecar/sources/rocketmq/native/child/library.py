@@ -222,28 +222,28 @@ def _begin_and_end(vector: int) -> tuple[int, int]:
     return begin, end
 
 
-class LibraryListener:
-    """Takes all messages that the library read at once, laid out like a C++ object of `MQMessageListener`.
+def listen(dll: Any, consumer: int, take: Callable[[list[int]], None]) -> Any:
+    """Pass all messages that the library read at once to `take`, by an object like a C++ `MQMessageListener`.
 
     The library's C functions call back for one message after the other, in one thread for all messages read at once:
     the second would wait until the first is settled.
+
+    Returns:
+        An object to keep alive as long as the library runs.
     """
 
-    def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
-        def consume(_: int, messages: int) -> int:
-            take(list(range(*_begin_and_end(messages), _MESSAGE_BYTES)))
-            return 0
+    def consume(_: int, messages: int) -> int:
+        take(list(range(*_begin_and_end(messages), _MESSAGE_BYTES)))
+        return 0
 
-        pointer, number = ctypes.c_void_p, ctypes.c_int
-        nothing = ctypes.CFUNCTYPE(None, pointer)(lambda _: None)
-        kind = ctypes.CFUNCTYPE(number, pointer)(lambda _: _CONCURRENTLY)
-        consumed = ctypes.CFUNCTYPE(number, pointer, pointer)(consume)
-        self._functions = nothing, nothing, consumed, kind
-        self._table = (pointer * 4)(*(ctypes.cast(function, pointer).value for function in self._functions))
-        self._object = (pointer * 8)(ctypes.addressof(self._table))
-        _method(dll, "23registerMessageListenerEPNS_17MQMessageListenerE", pointer)(
-            consumer, ctypes.addressof(self._object)
-        )
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    nothing = ctypes.CFUNCTYPE(None, pointer)(lambda _: None)
+    kind = ctypes.CFUNCTYPE(number, pointer)(lambda _: _CONCURRENTLY)
+    functions = nothing, nothing, ctypes.CFUNCTYPE(number, pointer, pointer)(consume), kind
+    table = (pointer * 4)(*(ctypes.cast(function, pointer).value for function in functions))
+    listener = (pointer * 8)(ctypes.addressof(table))
+    _method(dll, "23registerMessageListenerEPNS_17MQMessageListenerE", pointer)(consumer, ctypes.addressof(listener))
+    return functions, table, listener
 
 
 def keep_packed(dll: Any) -> Any:

@@ -40,7 +40,7 @@ def test_answers_to_pulls_have_a_time_by_the_number_of_queues(
         "ParkedBatches",
         "check_layout",
         "begin_at_first",
-        "LibraryListener",
+        "listen",
     ):
         monkeypatch.setattr(program, name, lambda *_: SimpleNamespace(check=lambda: None, take=None))
     monkeypatch.setattr(program, "await_answers", lambda handle, ms: calls.append(("timeout", handle, ms)))
