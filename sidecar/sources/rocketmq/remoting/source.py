@@ -193,7 +193,7 @@ QUEUE_SHARE = 4
 
 
 class RocketMqSource(Source):
-    """Queues that are read by the remoting protocol; the context's expression is ignored if there is an SQL expression."""
+    """Queues by the remoting protocol; the context's expression is ignored if there is an SQL expression."""
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
