@@ -90,11 +90,7 @@ class CredentialsError(SidecarError):
 
 @contextlib.contextmanager
 def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
-    """Guard imports from an optional extra.
-
-    Raises:
-        ConfigError: One of the packages is not installed.
-    """
+    """Guard imports from an optional extra; raises `ConfigError` if one of the packages is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -15,11 +15,7 @@ _PRIVATE, _SHARED = 0o600, 0o644
 
 
 def make_folder(folder: Path, *, shared: bool = False) -> None:
-    """Create a folder and its parents, which survive a power loss.
-
-    Args:
-        shared: Whether it is for other users too, as far as the process's umask allows.
-    """
+    """Create a folder and its parents, which survive a power loss; if `shared`, as open as the umask allows."""
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, path in enumerate(missing) if path.is_dir()), len(missing))]
     for path in reversed(missing):

@@ -81,11 +81,7 @@ class Pool(Executor):
         self._closed = False
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Have a thread do this work.
-
-        Raises:
-            RuntimeError: After `shutdown`.
-        """
+        """Have a thread do this work; raises `RuntimeError` after `shutdown`."""
         done: Future[T] = Future()
         with self._lock:
             if self._closed:

@@ -44,11 +44,7 @@ _CURES = {
 def check_database(
     subject: str, database: DatabaseSettings, key: str, tables: Sequence[str], owner: Callable[[], Owner]
 ) -> Iterator[Finding]:
-    """Check a database.
-
-    Args:
-        tables: Names of the tables that are used; those that are missing are created at the start.
-    """
+    """Check a database that uses these tables; those that are missing are created at the start."""
     secret: dict[str, Any] = {"password": database.secret} if database.secret else {}
     try:
         secret["connect_timeout"] = timeout_s(database.url, CONNECT_S)

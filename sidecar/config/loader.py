@@ -31,11 +31,7 @@ HINT = "sidecar schema, or docs/configuration.md, for every key"
 
 
 class InvalidConfigError(ConfigError):
-    """The configuration file has at least one problem; ``str()`` lists them, one per line.
-
-    Args:
-        problems: All problems, in the order of the file.
-    """
+    """The configuration file has these problems, in its order; ``str()`` lists them, one per line."""
 
     def __init__(self, file: str, problems: Sequence[FileProblem]) -> None:
         self.file = file

@@ -286,11 +286,7 @@ KEYS: Final = frozenset(("partition_by", "columns", "cluster_by", "properties", 
 
 
 def layout_of(chosen: Any, section: str, base: TableLayout | None = None) -> TableLayout:
-    """The layout in a section of the file.
-
-    Args:
-        base: Values for keys that the section does not set.
-    """
+    """The layout in a section of the file, with the values of `base` for keys that the section does not set."""
     given = KEYS & chosen.model_fields_set
     base = base or TableLayout(section=section)
     elsewhere = dict.fromkeys(KEYS - given, base.section)

@@ -41,11 +41,7 @@ class Quantity:
         return f"{number // factor}{unit}"
 
     def parse(self, value: Any) -> int:
-        """The number of a value in the file.
-
-        Raises:
-            ValueError: No unit, an unknown one, or out of bounds.
-        """
+        """The number of a value in the file; raises `ValueError` without a known unit, or out of bounds."""
         number = self.number(value) if isinstance(value, str) else None
         if number is None:
             raise ValueError(f"needs a {self.noun} with its unit ({', '.join(self.units)}), such as {self.examples}")

@@ -108,11 +108,7 @@ class Sorter:
     def sort(
         self, tp: TopicPartition, sorted_: Callable[[StoredIds | None, str, float], object], *, merge: bool
     ) -> None:
-        """Begin to sort a partition's ids; from any thread.
-
-        Args:
-            sorted_: The inbox gets a call with the ids, or with None and the reason why they could not be read.
-        """
+        """Sort a partition's ids, from any thread; the inbox gets a call with them, or with None and a reason."""
 
         def job() -> None:
             stored, reason = None, ""
@@ -141,11 +137,7 @@ class Sorter:
 
 
 class IdKeeper(NoIdKeeper):
-    """The ids of all partitions of this process; only for the main thread.
-
-    Args:
-        pipeline: The core, which has the windows.
-    """
+    """The ids of all partitions of this process; only for the main thread."""
 
     def __init__(
         self, pipeline: Pipeline, stored: NoStoredIds, writer: Worker, inbox: Inbox, memory_bytes: int
@@ -190,11 +182,7 @@ class IdKeeper(NoIdKeeper):
         self._writer.do(write)
 
     def _sorted(self, tp: TopicPartition, number: int, stored: StoredIds | None, reason: str, _: float) -> None:
-        """Take a sorter's result; give the core the partition that waited for it.
-
-        Args:
-            number: Number of the taking that the result belongs to.
-        """
+        """Take the result of a sorter of this taking; give the core the partition that waited for it."""
         kept = self._kept.get(tp)
         if kept is None or kept.number != number:
             return

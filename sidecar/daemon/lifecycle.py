@@ -55,16 +55,13 @@ from sidecar.version import VERSION
 
 
 class Notifier:
-    """Notifies systemd; without NOTIFY_SOCKET every method does nothing, and no method ever raises.
-
-    Attributes:
-        watchdog_seconds: Interval of calls of `watchdog`: half of systemd's limit, None if it has no watchdog.
-    """
+    """Notifies systemd; without NOTIFY_SOCKET every method does nothing, and no method ever raises."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
         self.watchdog_seconds = _watchdog_seconds(environ)
+        """Interval of calls of `watchdog`: half of systemd's limit, None if it has no watchdog."""
 
     def ready(self) -> None:
         self._send("READY=1")

@@ -17,11 +17,7 @@ EVERY_S = 5.0
 
 
 class Snapshots:
-    """The snapshots of the owned partitions; only for the main thread.
-
-    Args:
-        pipeline: Knows which offsets are settled.
-    """
+    """The snapshots of the owned partitions; only for the main thread."""
 
     def __init__(self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox, record: LoopRecord) -> None:
         self.assignments: dict[TopicPartition, Assignment] = {}

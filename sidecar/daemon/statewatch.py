@@ -15,11 +15,7 @@ log = structlog.get_logger()
 
 
 class StateWatch:
-    """Checks that the next process will find the state that this one stores; only for the main thread.
-
-    Args:
-        pipeline: Reads nothing while the state is missing.
-    """
+    """Checks that the next process will find this one's state, else stops reading; only for the main thread."""
 
     def __init__(self, state: State, pipeline: Pipeline, record: LoopRecord) -> None:
         self._state = state

@@ -41,11 +41,7 @@ log = structlog.get_logger()
 
 
 class Supervisor:
-    """Runs the pipeline until `drain` is called and all is settled, or the drain time is over.
-
-    Args:
-        state: The state that outlives the process.
-    """
+    """Runs the pipeline until `drain` is called and all is settled, or the drain time is over."""
 
     def __init__(
         self,

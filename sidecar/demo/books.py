@@ -84,11 +84,7 @@ LETTERS_MAX = 100_000
 
 
 class ReceiverDatabase:
-    """The receiver's database.
-
-    Args:
-        path: Its file; the receiver must have created it.
-    """
+    """The receiver's database, a file that the receiver must have created."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30.0)

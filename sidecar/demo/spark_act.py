@@ -20,11 +20,7 @@ from sidecar.zone import Tail, acknowledged
 
 
 class ZoneProgress:
-    """Progress of writers and consumer of a landing zone, from its manifests.
-
-    Args:
-        zone: Its folder; it may not exist yet.
-    """
+    """Progress of writers and consumer of a landing zone, from its manifests; its folder may not exist yet."""
 
     def __init__(self, zone: Path) -> None:
         self._zone = zone
@@ -41,11 +37,7 @@ class ZoneProgress:
 
 
 def main(table: str, out: str) -> None:
-    """Read all rows.
-
-    Args:
-        out: The file for partition, offset and value of each row.
-    """
+    """Read all rows, and write partition, offset and value of each."""
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     rows = spark.read.parquet(table).selectExpr("partition", "offset", "cast(value as string)").toArrow()
     with Path(out).open("w") as file:

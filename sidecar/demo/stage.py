@@ -32,11 +32,7 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class Broker:
-    """The mock cluster, its producer, and the offsets of a consumer group.
-
-    Args:
-        delays: Whether most of the wanted messages have due times.
-    """
+    """The mock cluster, its producer, and a group's offsets; with `delays`, most wanted messages have due times."""
 
     def __init__(self, total: int, *, delays: bool = False) -> None:
         # The mock keeps 5 MB per partition and drops the oldest beyond that: compressed, 200,000 messages are far
@@ -100,11 +96,7 @@ def main(total: int, folder: str, *, delays: bool) -> None:
 
 
 def serve(address: str, produce: Answer, offsets: Answer) -> None:
-    """Answer commands until the parent is gone.
-
-    Args:
-        offsets: Answers the name of a group.
-    """
+    """Answer commands until the parent is gone; `offsets` answers the name of a group."""
     try:
         print(json.dumps({"address": address}), flush=True)
         for line in sys.stdin:

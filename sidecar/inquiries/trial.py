@@ -70,11 +70,7 @@ class SampleRequest(NamedTuple):
 
 
 class Trial:
-    """The rules of a configuration.
-
-    Raises:
-        ConfigError: They cannot be used here.
-    """
+    """The rules of a configuration; raises `ConfigError` if they cannot be used here."""
 
     def __init__(self, settings: Settings) -> None:
         self._subscribe, field = settings.tags.subscribe, settings.tags.field

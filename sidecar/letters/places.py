@@ -97,11 +97,7 @@ class LetterTopic(ABC):
 
 
 class KafkaLetterTopic(LetterTopic):
-    """A topic of Kafka.
-
-    Raises:
-        UnavailableError: The broker does not answer, or the topic does not exist.
-    """
+    """A topic of Kafka; raises `UnavailableError` if the broker does not answer, or the topic does not exist."""
 
     def __init__(self, settings: Settings, topic: str) -> None:
         super().__init__(topic)

@@ -68,11 +68,7 @@ class Stream(NamedTuple):
 
 
 class LetterPlace(Replays, ABC):
-    """The dead letters of one place, which a daemon may be adding to, and the parts of a replay of them.
-
-    Args:
-        file: The state file, which has the record of these parts.
-    """
+    """The dead letters of one place, which a daemon may be adding to, and the record of a replay's parts."""
 
     source = STATE
     """The name of the place in the parts of a replay."""

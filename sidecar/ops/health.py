@@ -12,11 +12,7 @@ READY_STATES = (HEALTHY, DEGRADED)
 
 
 class ProblemKind(NamedTuple):
-    """A kind of problem: its state, its words with the names of their values, and the next step for the operator.
-
-    Args:
-        cases: Other words, by a name for the case in which they are used.
-    """
+    """A kind of problem: state, words with names of values (or others by case), and the operator's next step."""
 
     state: str
     words: str
@@ -164,11 +160,7 @@ _EFFECTS = {
 
 
 class Problem(NamedTuple):
-    """Something that an operator should know; made by `problem`.
-
-    Args:
-        text: The problem, without numbers that change while it lasts.
-    """
+    """Something that an operator should know, in a text that stays the same while it lasts; made by `problem`."""
 
     kind: str
     text: str

@@ -39,11 +39,7 @@ def refused_by_client(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, str]]:
-    """Keys whose values are refused by the code that uses them, each with the reason.
-
-    Args:
-        lane_refusal: The part of the settings that the fast lane does not support; empty if it supports all.
-    """
+    """Keys whose values are refused by the code that uses them, each with the reason."""
     if settings.source.kafka_ and settings.source.kafka.lane == "on" and lane_refusal:
         text = f"cannot be `on`, as the fast lane does not do this: {lane_refusal}; try `auto`"
         yield ("source", "kafka", "lane"), text

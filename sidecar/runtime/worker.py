@@ -41,11 +41,7 @@ class Inbox(Protocol):
 
 
 class Worker:
-    """One thread that runs jobs in order; it starts with the first job.
-
-    Args:
-        count: More than one if jobs would delay each other and need no order.
-    """
+    """Threads that run jobs, in order if it is one; they start with the first job."""
 
     def __init__(self, name: str = "writer", count: int = 1) -> None:
         self._names = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
@@ -148,11 +144,7 @@ TAKE_S = 0.05
 
 
 class PipelineLoop:
-    """One pipeline and its inbox; only for the thread that owns both.
-
-    Args:
-        performers: One for each effect of the pipeline.
-    """
+    """One pipeline, its inbox, and a performer for each effect; only for the thread that owns them."""
 
     def __init__(
         self, pipeline: DeliveryPipeline, inbox: queue.SimpleQueue[Call], performers: Mapping[type, Perform]

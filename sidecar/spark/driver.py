@@ -29,11 +29,7 @@ REPORTS_MAX: Final = 100
 
 
 class LastingQuery:
-    """A `StreamingQuery` that is started again if its Python process did not connect.
-
-    Args:
-        start: Starts the query, always from the same checkpoint.
-    """
+    """A `StreamingQuery` that is started again, from the same checkpoint, if its Python process did not connect."""
 
     def __init__(self, start: Callable[[], StreamingQuery]) -> None:
         self._start = start
@@ -138,11 +134,7 @@ def quietly(stop: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator[None]:
-    """Report how the job ended.
-
-    Raises:
-        QueryError: The JVM is gone, and no stop was asked for.
-    """
+    """Report how the job ended; raises `QueryError` if the JVM is gone, and no stop was asked for."""
     from py4j.protocol import Py4JError
 
     try:
@@ -192,11 +184,7 @@ def await_end(
 
 
 def fail(progress: QueryProgress, error: Exception) -> NoReturn:
-    """Raise the error of a job's query.
-
-    Raises:
-        QueryError: Always.
-    """
+    """Raise the error of a job's query, a `QueryError`."""
     failure = failure_of(str(error))
     progress.ended(failure.cause)
     raise QueryError(f"the query ended: {failure.cause}", hint=failure.hint, exit_code=failure.exit_code)

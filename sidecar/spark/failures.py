@@ -21,11 +21,7 @@ _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]{5,}\]")
 
 
 class Failure(NamedTuple):
-    """The end of a query.
-
-    Args:
-        exit_code: Exit code of the process; `EXIT_CONFIG` if a restart would end in the same way.
-    """
+    """The end of a query, and the process's exit code: `EXIT_CONFIG` if a restart would end in the same way."""
 
     cause: str
     exit_code: int

@@ -125,11 +125,7 @@ class Queries:
             return query.name if is_new else None
 
     def ended(self, query_id: str, problem: str) -> None:
-        """Take the end of a query.
-
-        Args:
-            problem: The reason of a failure; empty if the query was stopped or is done.
-        """
+        """Take the end of a query, and the reason of a failure; empty if the query was stopped or is done."""
         with self._lock:
             query = self._queries.setdefault(query_id, _Query(query_id))
             query.is_active, query.problem = False, problem
@@ -200,11 +196,7 @@ class Telemetry:
         books: Mapping[TopicPartition, Books],
         partitions: Iterable[PartitionStatus],
     ) -> None:
-        """Record a micro-batch, and the lag of its query.
-
-        Args:
-            books: The outcomes of messages, where tasks reported them.
-        """
+        """Record a micro-batch with its outcomes, where tasks reported them, and the lag of its query."""
         own = [status for status in partitions if status.query == query]
         systems = {_system(status.broker) for status in own}
         more = {"messaging.system": systems.pop()} if len(systems) == 1 else {}
@@ -233,11 +225,7 @@ def _system(broker: str) -> str:
 
 
 class QueryListener(StreamingQueryListener):
-    """Listens to all queries of a session between `open` and `close`; see `sidecar.spark.listen`.
-
-    Args:
-        listen: Host and port; port 0 takes a free one.
-    """
+    """Listens to all queries of a session from `open` to `close`, at a port (0: any); see `sidecar.spark.listen`."""
 
     def __init__(self, spark: SparkSession, listen: str, telemetry: Telemetry | None = None) -> None:
         self._session = spark

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Rules:
-    """The rules that each commit names; its intents apply only under the same rules. A reload may replace them.
-
-    Args:
-        digest: 4 bytes, the hash of the settings that decide where a message goes.
-    """
+    """The 4-byte hash of the rules that each commit names, and its intents need. A reload may replace it."""
 
     digest: bytes
 
@@ -151,11 +147,7 @@ class NoStoredIds:
     """The settled message ids of a `State`; here those of an owner that remembers none. `IdStore` stores them."""
 
     def bind(self, cluster_id: str, group_id: str, *, ours: bool) -> None:
-        """Drop the ids of another owner.
-
-        Args:
-            ours: Whether ids without an owner are this owner's, too.
-        """
+        """Drop the ids of another owner; those without an owner are kept if they are `ours`."""
 
     def forget_database(self) -> None:
         """Adapt to a new database, in which nothing is stored."""

@@ -123,11 +123,7 @@ class Replays:
         }
 
     def end_origins(self, part: ReplayPart, origins: Iterable[tuple[bytes, int]]) -> None:
-        """End a part of letters in a topic, durably.
-
-        Args:
-            origins: Origins that were replayed, each with the id of its letter.
-        """
+        """End a part of letters in a topic, durably, with the replayed origins and the ids of their letters."""
         with self._state.transaction() as connection:
             connection.execute(_ORIGINS)
             rows = [(part.source, origin, id_) for origin, id_ in origins]

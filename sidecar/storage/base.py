@@ -12,11 +12,7 @@ from sidecar.errors import SidecarError
 
 
 class StorageError(OSError):
-    """A request to a remote store failed; whether it had an effect is unknown.
-
-    Args:
-        told: The error to show to the user, with the exit code.
-    """
+    """A request to a remote store failed, perhaps with an effect; `told` is the error to show, with the exit code."""
 
     def __init__(self, told: SidecarError) -> None:
         super().__init__(f"{told}. {told.hint}" if told.hint else str(told))

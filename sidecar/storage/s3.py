@@ -74,11 +74,7 @@ class Bucket(Protocol):
 
 
 class ObjectStorage:
-    """A `Storage` of the objects below a prefix.
-
-    Args:
-        prefix: Begins all keys; empty, or with a slash at its end.
-    """
+    """A `Storage` of the objects below a prefix, which is empty or ends with a slash."""
 
     def __init__(self, bucket: Bucket, prefix: str, url: str) -> None:
         self._bucket = bucket
@@ -277,11 +273,7 @@ def s3_storage(bucket: str, prefix: str) -> ObjectStorage:
 
 
 class S3Bucket:
-    """A `Bucket` of S3.
-
-    Args:
-        client: Boto3's client for S3, which threads may share.
-    """
+    """A `Bucket` of S3, by Boto3's client, which threads may share."""
 
     def __init__(self, client: Any, bucket: str) -> None:
         self._client = client

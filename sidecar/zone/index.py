@@ -59,11 +59,7 @@ _Run: TypeAlias = tuple[int, str, str | None]
 
 
 def index_of(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """The index of a file with these blocks, compressed: about 1 kB for 200 tags.
-
-    Args:
-        batches: Of `SCHEMA`; rows of the same group and tag are adjacent.
-    """
+    """The compressed index of a file with these blocks, in which rows of a group and tag are adjacent: about 1 kB."""
     blocks = [list(_runs(batch)) for batch in batches]
     step = -(-sum(map(len, blocks)) // SPANS_MAX)
     spans = [[[*_span(runs[i : i + step])] for i in range(0, len(runs), step)] for runs in blocks]

@@ -42,11 +42,7 @@ class Row(NamedTuple):
 
 
 class RowFramer:
-    """Packs messages into rows; every message can be framed.
-
-    Args:
-        groups: The tag group by tags, None for messages that are not wanted.
-    """
+    """Packs messages into rows; every message can be framed. Tags without a group are not wanted."""
 
     separator = SEPARATOR
 

@@ -64,11 +64,7 @@ place_argument = click.argument("place", type=_place, metavar="TOPIC:PARTITION:O
 
 
 class FittedColumn(NamedTuple):
-    """A column of a listing, which is never cut.
-
-    Args:
-        prose: Whether it may be wrapped in a table.
-    """
+    """A column of a listing, which is never cut; in a table, one with prose may be wrapped."""
 
     name: str
     number: bool = False

@@ -24,11 +24,7 @@ END_S = 2.0
 
 
 class PageLetters:
-    """Dead letters on the page, and their replay from there.
-
-    Args:
-        config: The configuration file, for a replay; None if there is none.
-    """
+    """Dead letters on the page, and their replay from there if there is a configuration file."""
 
     def __init__(self, folder: Path, config: Path | None) -> None:
         self._folder = folder

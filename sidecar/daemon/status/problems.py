@@ -52,11 +52,7 @@ def _spent(span: SpentSpan) -> Problem:
 
 
 class Problems:
-    """Checks a daemon periodically, on its main thread.
-
-    Args:
-        chronicle: Logs stops of the intake.
-    """
+    """Checks a daemon periodically, on its main thread."""
 
     def __init__(self, supervisor: Supervisor, chronicle: Chronicle) -> None:
         self._supervisor = supervisor
@@ -77,11 +73,7 @@ class Problems:
         retrying: Iterable[RetryingGroup],
         now_s: float,
     ) -> list[Problem]:
-        """All problems.
-
-        Args:
-            now_s: Monotonic time.
-        """
+        """All problems at this monotonic time."""
         supervisor = self._supervisor
         problems = list(supervisor.record.problems(now_s, storing_letters=now.storing_letters))
         problems += supervisor.ids.problems(now_s)

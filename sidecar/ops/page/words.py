@@ -70,11 +70,7 @@ class HtmlColumn(NamedTuple):
 
 
 def table(caption: str, columns: Sequence[HtmlColumn], rows: Iterable[Sequence[object]], more: str = "") -> Html:
-    """A table whose first column names its rows.
-
-    Args:
-        more: A line below the table, for example the number of omitted rows.
-    """
+    """A table whose first column names its rows; `more` is a line below it."""
     kinds = ["n" if column.is_number else "t" for column in columns]
     head = "".join(
         f"<th scope=col class={kind}>{text(column.title)}</th>" for column, kind in zip(columns, kinds, strict=True)

@@ -64,11 +64,7 @@ def lacking(min_writer_version: int, writer_features: list[str] | None) -> list[
 
 
 def refuse_features(table: DeltaTable, path: str, otherwise: str) -> None:
-    """Refuse a table that deltalake cannot write.
-
-    Args:
-        otherwise: The remedy if the features cannot be removed.
-    """
+    """Refuse a table that deltalake cannot write; `otherwise` is the remedy if the features cannot be removed."""
     protocol = table.protocol()
     if missing := lacking(protocol.min_writer_version, protocol.writer_features):
         raise ConfigError(
@@ -95,11 +91,7 @@ def exact_statistics(columns: pa.Schema) -> Mapping[str, str]:
 
 
 def keep_exact(table: DeltaTable, path: str, columns: pa.Schema) -> None:
-    """Set these properties in a table that lacks them, before rows of these columns are added or moved.
-
-    Args:
-        table: The table; at its new version afterwards.
-    """
+    """Set these properties in a table that lacks them, before rows of these columns come; its version is new then."""
     wanted = exact_statistics(columns)
     if wanted and PROPERTY not in table.metadata().configuration:
         table.alter.set_table_properties(dict(wanted))
@@ -243,11 +235,7 @@ def violated(rows: pa.Table, constraints: Sequence[Constraint]) -> dict[int, Con
 
 
 def refuse_unknown(rows: pa.Table, constraints: Sequence[Constraint], path: str) -> None:
-    """Refuse a table with a constraint that deltalake cannot evaluate: it would refuse each row.
-
-    Args:
-        rows: An empty table with the columns.
-    """
+    """Refuse constraints that deltalake cannot evaluate, tried on these columns without rows: they refuse any row."""
     for constraint in constraints:
         try:
             violated(rows, [constraint])

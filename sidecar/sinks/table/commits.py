@@ -17,11 +17,7 @@ UNSYNCED_MAX: Final = 16
 
 
 def sync_commit(path: str, version: int) -> None:
-    """Make a commit survive a power loss, data before the log that names it; deltalake syncs nothing.
-
-    Args:
-        path: The table; nothing is done for a URL.
-    """
+    """Make a commit in a folder survive a power loss, data before the log that names it; deltalake syncs nothing."""
     root = folder_of(path)
     if root is not None:
         added = [Path(name) for name, _ in _added(root, version)]

@@ -26,11 +26,7 @@ class Constraint(NamedTuple):
     column: str = ""
 
     def condition(self, quote: str) -> str:
-        """The condition in SQL.
-
-        Args:
-            quote: The mark around names of columns: Spark's, or that of the standard.
-        """
+        """The condition in SQL, with this mark around names of columns: Spark's, or that of the standard."""
         return self.sql.format(f"{quote}{self.column}{quote}") if self.column else self.sql
 
     @property
@@ -40,11 +36,7 @@ class Constraint(NamedTuple):
 
 
 def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Any]) -> list[Constraint]:
-    """The constraints of a table: CHECK, NOT NULL, lengths of texts, invariants.
-
-    Args:
-        fields: The table's columns, of Spark or of deltalake; nested fields are not checked.
-    """
+    """The constraints of these columns: CHECK, NOT NULL, lengths of texts, invariants; not of nested fields."""
     checks = (
         Constraint(f"{name.removeprefix(PREFIX)} ({sql[:SQL_CHARS_MAX]})", sql)
         for name, sql in sorted(configuration.items())

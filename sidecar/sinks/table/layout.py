@@ -22,11 +22,7 @@ log = structlog.get_logger()
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Args:
-        source: One of Sidecar's columns, `data`, or `data.FIELD`.
-    """
+    """A column of a table: one of Sidecar's columns, `data`, or `data.FIELD`."""
 
     name: str
     source: str
@@ -62,11 +58,7 @@ def partitions_of(
 
 
 def columns_of(layout: TableLayout, partitioned_by: Sequence[str], fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """The columns of a table, including those by which it is partitioned.
-
-    Args:
-        fields: The fields of the JSON values; None if values are not parsed.
-    """
+    """The columns of a table, including those by which it is partitioned; without fields, values are not parsed."""
     chosen = layout.columns or (*ALL, *(() if fields is None else (DATA,)))
     found: dict[str, tuple[Column, str]] = {}
     for column, place in _places(layout, chosen, partitioned_by, fields or ()):
@@ -106,11 +98,7 @@ def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
 
 
 def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
-    """The error of a table that lacks columns which it had.
-
-    Args:
-        names: The columns; fields of a column are prefixed with its name and a dot.
-    """
+    """The error of a table that lacks columns, or fields as `column.field`, which it had."""
     listed = _listed(sorted(name for name in names if name.rpartition(".")[0] not in names))
     leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start over with another path of the table"
     return ConfigError(

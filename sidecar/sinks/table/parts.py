@@ -162,11 +162,7 @@ class PartsTable:
         return fresh
 
     def _commit(self, fresh: Sequence[tuple[Batch, dict[bytes, Part]]]) -> dict[bytes, Refused] | None:
-        """Commit the next version of the table.
-
-        Returns:
-            The rows that the table refuses, by digest of their parts; None if another process committed this version.
-        """
+        """Commit the next version; return the refused rows by digest of their parts, or None if another process did."""
         rows = table_rows(
             table
             for batch, parts in fresh

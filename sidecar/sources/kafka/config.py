@@ -41,11 +41,7 @@ _FILES = re.compile(r"(ssl|https)\.\w+\.location|sasl\.kerberos\.keytab")
 
 
 def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[str, Any]:
-    """Configuration of every client: addresses, credentials, quick recovery.
-
-    Args:
-        settings: The user's part; its `client.id` takes precedence.
-    """
+    """Configuration of every client: addresses, credentials, quick recovery; the user's `client.id` counts."""
     return {
         "client.id": client_id,
         "isolation.level": "read_committed",

@@ -148,11 +148,7 @@ class WaitingPartitions:
 
 
 class Partitions:
-    """Takes partitions and gives them up, on the thread of the consumer.
-
-    Args:
-        lane: Takes their messages; None if the consumer does.
-    """
+    """Takes partitions and gives them up, on the thread of the consumer; their messages go to the lane, if any."""
 
     def __init__(
         self,

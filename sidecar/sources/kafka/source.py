@@ -143,11 +143,7 @@ class KafkaClient:
 
 
 class KafkaCommits:
-    """Makes states durable.
-
-    Args:
-        identities: Of the owned partitions; others are never named in a commit.
-    """
+    """Makes states of the owned partitions durable; others are never named in a commit."""
 
     def __init__(
         self,
@@ -236,11 +232,7 @@ def _offsets(memories: Mapping[TopicPartition, CommitMemory]) -> list[ck.TopicPa
 
 
 class KafkaSource:
-    """A `Source` on confluent-kafka.
-
-    Args:
-        lane: Reads in place of the client; the reason if there is none.
-    """
+    """Kafka by confluent-kafka; a lane reads in its place, or there is the reason for none."""
 
     name = "Kafka"
     no_lane: str | None

@@ -60,11 +60,7 @@ class MadeAgain:
 
 
 class TopicIds:
-    """Requests topic ids, at once or periodically.
-
-    Args:
-        cluster_id: librdkafka's mock cluster never answers, so it is not asked.
-    """
+    """Requests topic ids, at once or periodically, but not of librdkafka's mock cluster, which never answers."""
 
     def __init__(self, admin: AdminClient, cluster_id: str, made_again: MadeAgain) -> None:
         self._admin = admin

@@ -15,11 +15,7 @@ from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 
 
 def build(settings: Settings, context: SourceContext) -> Source:
-    """Create the source from its settings.
-
-    Raises:
-        ConfigError: Its certificates cannot be used, or a package is missing.
-    """
+    """Create the source; raises `ConfigError` if its certificates cannot be used, or a package is missing."""
     with extra("rocketmq", "source.rocketmq", "lz4", "zstandard"):  # producers choose how they compress
         import zstandard  # noqa: F401
         from lz4 import frame  # noqa: F401

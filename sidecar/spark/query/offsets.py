@@ -27,11 +27,7 @@ _WORDS = {-2: "earliest", -1: "latest"}
 
 
 def parse_place(option: Option, text: str) -> Place:
-    """The place that a text denotes.
-
-    Raises:
-        ValueError: It is no place; the message lists the valid ones.
-    """
+    """The place that a text denotes; raises `ValueError` if it is none, with the valid ones."""
     place = _by_partition(text) if text.lstrip().startswith("{") else start_of(text)
     if option == "end" and "earliest" in (place.values() if isinstance(place, Mapping) else (place,)):
         raise ValueError("needs latest, a timestamp, or an offset or latest for each partition")

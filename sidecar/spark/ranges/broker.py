@@ -52,11 +52,7 @@ class Logs(Protocol):
     """Requests to a cluster about the logs that are read. Nothing is open before the first request."""
 
     def bounds(self) -> Mapping[TopicPartition, LogExtent]:
-        """The bounds of all logs.
-
-        Raises:
-            SidecarError: The cluster does not answer, refuses, or lacks a topic.
-        """
+        """The bounds of all logs; raises `SidecarError` if the cluster does not answer, refuses, or lacks a topic."""
         ...
 
     def at_time(self, bounds: Mapping[TopicPartition, LogExtent], at_ms: int) -> Mapping[TopicPartition, int]:
@@ -272,11 +268,7 @@ def firsts_of(logs: Logs, bounds: Mapping[TopicPartition, LogExtent], start: str
 
 
 def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> dict[P, int]:
-    """The ends of a micro-batch's ranges; partitions with more lag get more of it.
-
-    Args:
-        most: Limit of offsets of all ranges together, exceeded by less than the number of partitions; None for none.
-    """
+    """The ends of ranges of about `most` offsets together (None: all); partitions with more lag get more of it."""
     lag = {p: end - begun[p] for p, end in ends.items()}
     total = sum(lag.values())
     if most is None or total <= most:
@@ -312,11 +304,7 @@ class ExpiredError(UnavailableError):
 
 
 def lost(place: object, offset: int, end: int | None) -> str:
-    """The reason why a partition cannot be resumed; empty if it can.
-
-    Args:
-        end: The end of its log; None if it is gone.
-    """
+    """The reason why a partition with this end (None if it is gone) cannot be resumed; empty if it can."""
     if end is None:
         return f"{place} was read to {offset} and no longer exists: it was deleted, or may not be read"
     if end < offset:

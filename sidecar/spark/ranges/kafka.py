@@ -381,11 +381,7 @@ def _refuse_silence(heard_s: float, tp: TopicPartition, offset: int) -> None:
 
 
 def _refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPartition, offset: int) -> None:
-    """Raise an error in place of a message, unless it is the end of the partition.
-
-    Args:
-        client: Queries the start of the log if that is behind `offset`.
-    """
+    """Raise an error in place of a message, unless it is the partition's end; `client` asks where the log starts."""
     if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
         return
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:

@@ -48,11 +48,7 @@ class Windows:
         return [number for number in map(_version, names(self.folder)) if number is not None]
 
     def load(self, window: RotatingSet, most: int) -> int | None:
-        """Fill a fresh window.
-
-        Returns:
-            The version; None if there is none.
-        """
+        """Fill a fresh window; return its version, None if there is none."""
         numbers = [number for number in self.versions() if number <= most]
         if not numbers:
             return None

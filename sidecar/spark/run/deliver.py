@@ -118,11 +118,7 @@ class DeliveryStoppedError(Exception):
 
 
 class _Letters:
-    """The task's dead letters.
-
-    Args:
-        files: Keep them if no topic is configured.
-    """
+    """The task's dead letters, kept in files if no topic is configured."""
 
     def __init__(self, broker: BrokerRanges, files: LetterFiles, stack: ExitStack) -> None:
         self.files = files

@@ -139,11 +139,7 @@ class TaskNotes:
 
 
 class RunFolder:
-    """The folder of one checkpoint.
-
-    Args:
-        path: Created if it is missing.
-    """
+    """The folder of one checkpoint, created if it is missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -185,11 +185,7 @@ def needed(settings: Settings) -> list[str]:
 
 
 class SparkRun:
-    """The pipeline of one configuration on Spark.
-
-    Args:
-        settings: The configuration, accepted by `refusals`.
-    """
+    """The pipeline of one configuration, accepted by `refusals`, on Spark."""
 
     query_name = "query"
 

@@ -132,11 +132,7 @@ def topic_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def start_options(kafka: KafkaSettings, stood: Mapping[str, Mapping[str, int]] | None) -> dict[str, str]:
-    """The start of a new checkpoint; topics and partitions that are added later are read from their start.
-
-    Args:
-        stood: The offsets of the daemon's consumer group, if it ever existed.
-    """
+    """The start of a new checkpoint at the daemon's offsets, if any; what is added later is read from its start."""
     if stood is not None:
         return {"startingOffsets": json.dumps(stood)}
     if isinstance(kafka.start, str):

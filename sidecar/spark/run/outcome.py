@@ -109,11 +109,7 @@ _TEXTS = ("group_name", "reason")
 
 
 class LetterFiles:
-    """Stores the letters of one task attempt: one file per call.
-
-    Args:
-        stem: Distinguishes this attempt's files from those of others.
-    """
+    """Stores the letters of one task attempt: one file per call, with the attempt's own stem."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         self._folder = folder

@@ -74,11 +74,7 @@ class RunTally:
         return self.partitions.setdefault(tp, status)
 
     def enter(self, batch: int, books: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-        """Add a committed micro-batch.
-
-        Args:
-            report: Spark's report; empty if it was not received.
-        """
+        """Add a committed micro-batch, with Spark's report, which is empty if it was not received."""
         counts = {TopicPartition(*place): Books(**counted) for *place, counted in books["partitions"]}
         total = _sum_of(counts.values())
         names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_ROWS)

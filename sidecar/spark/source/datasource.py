@@ -79,11 +79,7 @@ class Consumer:
         return bool(Tail(self._root).writers())
 
     def check_new(self, floors: Mapping[str, int]) -> None:
-        """Refuse a name under which another query, or another checkpoint of this one, has already read.
-
-        Args:
-            floors: The numbers before the query's first.
-        """
+        """Refuse a name under which another query, or another checkpoint of this one, has already read."""
         read = acknowledged(self._root).get(self._name, {}) if self._name is not None else {}
         ahead = [writer for writer, seq in read.items() if seq > floors.get(writer, -1)]
         if ahead:

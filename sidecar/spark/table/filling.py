@@ -74,11 +74,7 @@ class TableRules:
 
 
 class TableQueries:
-    """The running queries of a table and its rejects.
-
-    Args:
-        once: Whether the queries end with the present data.
-    """
+    """The running queries of a table and its rejects; with `once`, they end with the present data."""
 
     def __init__(self, table: TableRules, *, once: bool) -> None:
         self._every_ms = table.every_ms
@@ -133,11 +129,7 @@ class TableQueries:
 
 
 class Filling:
-    """The queries of one table.
-
-    Args:
-        checkpoint: The job's checkpoint; it contains the checkpoints of the queries, and the schema.
-    """
+    """The queries of one table; the job's checkpoint contains theirs, and the schema."""
 
     def __init__(self, table: TableRules, checkpoint: str, *, once: bool) -> None:
         self._table = table

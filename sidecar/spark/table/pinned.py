@@ -91,11 +91,7 @@ NOTHING_READ: Final = -1
 
 
 class SparkStorage:
-    """The file systems that Spark can reach.
-
-    Args:
-        session: A session with its own JVM: not Spark Connect.
-    """
+    """The file systems that Spark can reach, by a session with its own JVM: not Spark Connect."""
 
     def __init__(self, session: SparkSession) -> None:
         jvm: Any = session._jvm
@@ -253,11 +249,7 @@ def _refuse_dropped(
     wanted: Mapping[str, frozenset[str]],
     key: str,
 ) -> set[str]:
-    """Refuse rows that would bring dropped fields back; return all fields that the table had and lacks.
-
-    Args:
-        had: The fields that each table once had.
-    """
+    """Refuse rows that would bring dropped fields back; return all fields that each table once had and lacks."""
     gone = set[str]()
     for name, table in there.items():
         lost = set(had.get(name, ())) - table.fields if table is not None else set[str]()

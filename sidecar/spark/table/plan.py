@@ -132,11 +132,7 @@ def comments_of(fields: Iterable[Any]) -> Mapping[str, str]:
 
 
 def fields_of(schema: str) -> frozenset[str]:
-    """The paths of all fields of a table, at any depth, in lower case.
-
-    Args:
-        schema: The table's schema as JSON, either Spark's or deltalake's.
-    """
+    """The paths of all fields in a table's JSON schema of Spark or deltalake, at any depth, in lower case."""
     return frozenset(path.casefold() for path in _paths(loads(schema), ""))
 
 

@@ -38,11 +38,7 @@ class IdFiles:
         """Set when the process ends, to stop writing of files."""
 
     def bind(self, cluster_id: str, group_id: str, *, ours: bool = False) -> None:
-        """Drop the files of another owner, that is, of another cluster or group.
-
-        Args:
-            ours: Whether the state beside them is this owner's: then files without an owner are its own, too.
-        """
+        """Drop the files of another cluster or group; those without an owner are `ours` if the state beside them is."""
         with self._lock:
             if not self._places.bind((cluster_id, group_id), ours=ours):
                 self._open.clear()

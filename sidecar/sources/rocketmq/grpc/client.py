@@ -129,11 +129,7 @@ ORDERED_TIMES = 4
 
 
 class Arrivals:
-    """Takes messages from an event loop to the owner's thread.
-
-    Args:
-        queue_bytes: Limit of messages received ahead.
-    """
+    """Takes messages from an event loop to the owner's thread, at most `queue_bytes` ahead."""
 
     def __init__(self, queue_bytes: int, loop: asyncio.AbstractEventLoop, *, in_order: bool) -> None:
         self._queue_bytes = queue_bytes

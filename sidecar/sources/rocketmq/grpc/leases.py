@@ -22,11 +22,7 @@ SPREAD = 8
 
 
 class Attempts:
-    """The attempt ids in use, by topic and broker.
-
-    Args:
-        place: Prefix of all ids, the same after a crash; empty if order does not matter: then no request has an id.
-    """
+    """The attempt ids in use, by topic and broker: a place and a number; none without a place, in any order."""
 
     def __init__(self, place: str) -> None:
         self._place = place

@@ -66,10 +66,7 @@ class Session:
     async def serve(
         self, wait_s: float, is_open: Callable[[], None], work: Callable[[], Sequence[Awaitable[None]]]
     ) -> None:
-        """Introduce this client, report that the session is open, and work until something breaks.
-
-        Args:
-            wait_s: Time before the first request about topics.
+        """Introduce this client, find topics after `wait_s`, report that the session is open, and work until it breaks.
 
         Raises:
             RefusedError: The proxy refuses this client.
@@ -106,11 +103,7 @@ class Session:
             raise ConnectionError("the connection was closed") from error  # by this process, while others waited
 
     async def call(self, name: str, request: Any, timeout_s: float = REQUEST_S) -> Any:
-        """Send a request and return the answer.
-
-        Raises:
-            ConnectionError: There is no answer.
-        """
+        """Send a request and return the answer; raises `ConnectionError` if there is no answer."""
         try:
             call = partial(getattr(self._stub, name), metadata=self._requests.metadata(), timeout=timeout_s)
             return await self._in_thread(call, request)
@@ -218,11 +211,7 @@ _HINTS = {
 
 
 class Sessions:
-    """Keeps a session open.
-
-    Raises:
-        ConfigError: A certificate cannot be used.
-    """
+    """Keeps a session open; raises `ConfigError` if a certificate cannot be used."""
 
     def __init__(self, stubs: Stubs, settings: RocketMqSettings, requests: GrpcRequests) -> None:
         self._stubs = stubs
@@ -296,11 +285,7 @@ class Sessions:
                 await self.call("NotifyClientTermination", self._requests.leave())
 
     async def call(self, name: str, request: Any) -> Any:
-        """Call in the present session, or in the next one if it begins soon.
-
-        Raises:
-            ConnectionError: There is no answer.
-        """
+        """Call in the present session, or in the next one if it begins soon; raises like `Session.call`."""
         until_s = time.monotonic() + REQUEST_S
         while self._session is None:
             if time.monotonic() >= until_s:

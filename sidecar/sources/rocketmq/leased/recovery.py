@@ -153,11 +153,7 @@ GONE_AFTER_S = 120.0
 
 
 class LeasedRecovery:
-    """The messages that earlier numberings await.
-
-    Args:
-        exchange: Takes messages from the members of the group that received them; None without such a table.
-    """
+    """The messages that earlier numberings await; other members give theirs through the exchange, if there is one."""
 
     def __init__(
         self, client: LeasedClient, exchange: ExchangeTable | None, group: str, clock: Callable[[], float]

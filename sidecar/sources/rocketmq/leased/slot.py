@@ -88,11 +88,7 @@ class IntentMember(NamedTuple):
 
 
 class IntentMembers:
-    """The rows of the state file that have the members of a numbering's intents.
-
-    Args:
-        kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
-    """
+    """The rows of the state file with the members of a numbering's intents, and with what `kept` keeps of them."""
 
     def __init__(
         self, tp: TopicPartition, rows: Mapping[int, list[IntentMember]], kept: Callable[[LeasedMessage], str] | None
@@ -375,11 +371,7 @@ def start_all(
     keep: Callable[[LeasedMessage], str] | None,
     rows: Mapping[ProgressKey, str],
 ) -> dict[str, Topic]:
-    """Determine the numberings of each of these topics.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
-    """
+    """Determine the numberings of each of these topics."""
     return {topic: _start(topic, rows, group, rules, keep) for topic in topics}
 
 

@@ -77,11 +77,7 @@ _EVERY_GENERATION = 1 << 62
 
 
 class Numberings:
-    """The numberings of all topics.
-
-    Args:
-        in_order: Whether a topic's recovery must be complete before its new messages are handed on.
-    """
+    """The numberings of all topics; with `in_order`, new messages of a topic wait for its complete recovery."""
 
     def __init__(
         self, state: State, start: Callable[[Mapping[ProgressKey, str]], dict[str, Topic]], *, in_order: bool
@@ -128,11 +124,7 @@ class Numberings:
         return [topic.current.tp in self.paused for topic in self.topics.values()]
 
     def hand_on(self, listener: Listener, held: HeldMessages, *, is_full: bool) -> Iterable[Run | ReadPast]:
-        """The messages to hand to the core now.
-
-        Args:
-            is_full: Whether there is no room for messages that are awaited.
-        """
+        """The messages to hand to the core now; `is_full` if there is no room for messages that are awaited."""
         for topic in self.topics.values():
             yield from topic.counted()
             for slot in topic.earlier:

@@ -30,11 +30,7 @@ _ID_DIGITS, _HOST_DIGITS = 32, 16
 
 
 class Messages:
-    """Messages handed over by the child and not yet taken, within the child's limit.
-
-    Args:
-        namespace: Prefix of the names of topics; empty without one.
-    """
+    """Messages handed over by the child and not yet taken, within the child's limit."""
 
     def __init__(self, cluster: NativeCluster, namespace: str, held_bytes_max: int, tell: Tell) -> None:
         self._cluster = cluster
@@ -46,11 +42,7 @@ class Messages:
         """The number after the last message that was taken."""
 
     def take(self) -> list[HandedMessage]:
-        """Waiting messages, up to the limit at decompressed size.
-
-        Raises:
-            ValueError: A message has an id that is none.
-        """
+        """Waiting messages, up to the limit at decompressed size; raises `ValueError` if one has a wrong id."""
         taken: list[HandedMessage] = []
         size_bytes = 0
         while self.waiting and size_bytes < self._held_bytes_max:
@@ -118,7 +110,6 @@ class NativeClient(LeasedClient):
     After a rebalance, the library hands over again what other members read: so no message counts as leased.
 
     Args:
-        expression: The tags that brokers filter by, `a || b`, or `*`.
         held_bytes_max: Limit of messages handed over and not settled.
         home: Folder for the child; it is emptied.
 

@@ -180,12 +180,7 @@ class NativeCluster(RocketMqCluster):
         self._named_of: Mapping[str, str] = {}
 
     def open(self) -> None:
-        """Find the topics, and commit the start of a new group.
-
-        Raises:
-            UnavailableError: Servers cannot be reached, or a topic is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
+        """Find the topics, and commit the start of a new group; raises like `LeasedClient.open`."""
         self.await_routes()
         while (problem := self._begin()) and self._left_s > 0:
             self.network.turn(0.2)

@@ -33,11 +33,7 @@ _PIPE_BYTES = 1 << 20
 
 
 class ChildProcess:
-    """A child, from its start to its end.
-
-    Args:
-        home: Recreated for it; takes its output and the library's logs.
-    """
+    """A child, from its start to its end; `home` is created anew, for its output and the library's logs."""
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
         shutil.rmtree(home, ignore_errors=True)
@@ -158,11 +154,7 @@ THREADS_PER_QUEUE = 32
 
 
 class Children:
-    """The present child, and why, when and with which settings the next one is started.
-
-    Args:
-        settings: Settings of each child, see `native.child.subscribe`.
-    """
+    """The present child, and why, when and with which settings (see `child.subscribe`) the next one is started."""
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
         self._home = home

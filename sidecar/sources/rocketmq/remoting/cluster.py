@@ -259,10 +259,7 @@ _TWIN = "another process has this one's client id, so both read every queue: giv
 
 
 class RocketMqCluster:
-    """Connections to name servers and brokers.
-
-    Args:
-        client_id: Identifies this place, also after a restart: it owns the brokers' locks.
+    """Connections to name servers and brokers, which know this place by the client id, also after a restart.
 
     Raises:
         ConfigError: A certificate cannot be used.
@@ -292,12 +289,7 @@ class RocketMqCluster:
         return QueueFetcher(self.asks, sign, tls, lambda: self.routes.addresses)
 
     def await_routes(self) -> None:
-        """Wait until name servers know all topics of the source; `start_timeout` begins now.
-
-        Raises:
-            UnavailableError: They do not within the start-up time.
-            CredentialsError: They refuse the credentials.
-        """
+        """Wait until name servers know all topics of the source; `start_timeout` begins now. Raises like `join`."""
         settings, missing = self._settings, list(self._settings.topics)
         self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
         while True:
@@ -332,11 +324,7 @@ class RocketMqCluster:
         return "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in self.routes.brokers().values())
 
     def check_filter(self, links: Sequence[Link], subscription: Subscription) -> None:
-        """Check a filter at these brokers; those that do not answer are passed over, and refuse each pull later.
-
-        Raises:
-            ConfigError: A broker cannot filter by this subscription.
-        """
+        """Raise `ConfigError` if one of these brokers cannot filter so; silent ones refuse each pull later."""
         check = MemberAsks(self.asks).check(subscription)
         answers = self.network.ask_all([(link, check) for link in links], ASK_TIMEOUT_S)
         for link, frame in zip(links, answers, strict=True):
@@ -355,14 +343,7 @@ def unless_refused(error: RefusedError) -> str:
 
 
 class RemotingCluster(RocketMqCluster):
-    """The cluster of a member that pulls.
-
-    Args:
-        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
-
-    Attributes:
-        subscriptions: By topic, the retry topic among them.
-    """
+    """The cluster of a member that pulls, filtered by the tags `a || b` of `expression`, `*`, or the SQL expression."""
 
     def __init__(
         self, settings: Settings, client_id: str, expression: str, take_request: Callable[[Frame], None]
@@ -375,9 +356,6 @@ class RemotingCluster(RocketMqCluster):
 
     def join(self, waiting: Callable[[str], None]) -> None:
         """Find the topics, and become a member at the first broker that answers; the others' queues are taken later.
-
-        Args:
-            waiting: Takes the servers that the start waits for, as text.
 
         Raises:
             UnavailableError: No name server or broker answers within the start-up time, or a topic is unknown.
@@ -403,14 +381,7 @@ class RemotingCluster(RocketMqCluster):
             self.check_filter(links, self.subscriptions[settings.topics[0]])
 
     def await_start(self, begin: Callable[[], Collection[str]], waiting: Callable[[str], None]) -> None:
-        """Wait until all brokers have reported where a new group begins: a commit at any of them decides for all.
-
-        Args:
-            begin: Asks the brokers, and returns those that did not answer.
-
-        Raises:
-            UnavailableError: A broker is silent for the whole start-up time.
-        """
+        """Wait until `begin` returns no silent broker: a commit at any decides for all. Raises `UnavailableError`."""
         while silent := ", ".join(sorted(begin())):
             waiting(f"the broker {silent}")
             if self._left_s <= 0:

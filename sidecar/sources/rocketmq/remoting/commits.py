@@ -127,11 +127,7 @@ class _PendingQueues:
 
 
 class QueueCommits:
-    """Makes states durable.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
-    """
+    """Makes states durable."""
 
     def __init__(self, cluster: RemotingCluster, state: State, listener: Listener, rules: bytes) -> None:
         self._cluster = cluster

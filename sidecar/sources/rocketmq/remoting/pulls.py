@@ -52,11 +52,7 @@ _OFFSET = itemgetter(0)
 
 
 class PullBudget:
-    """Bytes of messages held and requested.
-
-    Args:
-        most: Their limit, together; one request is always allowed.
-    """
+    """Bytes of messages held and requested: at most `most` together, but one request is always allowed."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -78,11 +74,7 @@ class PullBudget:
 
 
 class Pulls:
-    """Reads queues.
-
-    Args:
-        bytes_max: Limit of messages held and requested, together; one request is always allowed.
-    """
+    """Reads queues; holds and requests at most `bytes_max` together, but one request is always allowed."""
 
     def __init__(self, asks: Asks, bytes_max: int) -> None:
         self.findings = Findings()

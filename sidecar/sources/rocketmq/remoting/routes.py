@@ -35,12 +35,7 @@ class NameServers:
         return self._unreachable or min(self._refused.values(), default="")
 
     def call(self, topic: str, timeout_s: float) -> Frame:
-        """The answer to the request for a topic's route.
-
-        Raises:
-            NoAnswerError: No name server answers.
-            RefusedError: A name server refuses.
-        """
+        """The answer to the request for a topic's route; raises `NoAnswerError`, or `RefusedError` if one refuses."""
         problems = []
         for link in sorted(map(self._network.link, self.addresses), key=lambda link: not link.is_up):
             try:

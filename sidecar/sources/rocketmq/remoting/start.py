@@ -47,11 +47,7 @@ class ResetError(Exception):
 
 
 class Marked:
-    """Requests marked messages.
-
-    Args:
-        room_bytes: Limit of messages that are requested at the same time; one is always allowed.
-    """
+    """Requests marked messages, at most `room_bytes` at the same time; one is always allowed."""
 
     def __init__(self, brokers: Brokers, asks: Asks, room_bytes: int) -> None:
         self._brokers = brokers
@@ -142,8 +138,7 @@ class QueueStartOffsets:
 
     Args:
         start: Start of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
-        rules: A 4-byte hash of the settings that decide where a message goes.
-        room_bytes: Limit of messages that are requested at the same time; one is always allowed.
+        room_bytes: See `Marked`.
     """
 
     def __init__(
@@ -190,11 +185,7 @@ class QueueStartOffsets:
         known: Mapping[TopicPartition, QueueProgress],
         replaced: Collection[TopicPartition] = (),
     ) -> QueueStarts:
-        """Find the start offsets that the brokers report; a broker that is down is not an error.
-
-        Args:
-            tps: The queues; this member has their locks.
-        """
+        """Find the start offsets of queues that this member has locked; a broker that is down is not an error."""
         result = QueueStarts([], {}, {}, {}, {})
         facts = self._facts(tps, known)
         for tp in tps:

@@ -188,11 +188,7 @@ def _binary(head: bytes, body: bytes) -> Frame:
 
 
 def loads(body: bytes) -> Any:
-    """The JSON of an answer's body; brokers before 5.0 write numbers as names without quotes.
-
-    Raises:
-        ProtocolError: It is not JSON, even with quotes added.
-    """
+    """The JSON of an answer's body, else `ProtocolError`; brokers before 5.0 write numbers as names without quotes."""
     try:
         try:
             return orjson.loads(body)

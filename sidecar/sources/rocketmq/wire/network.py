@@ -274,12 +274,7 @@ class Link:
 
 
 class Network:
-    """All links, and the wait for any of them.
-
-    Args:
-        sign: See `Sign`; None without access control.
-        take_request: Takes requests that a peer sends. It must not wait for an answer.
-    """
+    """All links, and the wait for any of them. `take_request` takes peers' requests, and must not wait."""
 
     def __init__(self, sign: Sign | None, tls: ssl.SSLContext | None, take_request: Callable[[Frame], None]) -> None:
         self.sign = sign

@@ -45,11 +45,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The wanted messages of a topic.
-
-    Args:
-        expression: ``*`` or ``a || b``: tags; or SQL92, over properties.
-    """
+    """The wanted messages of a topic, by tags (``*`` or ``a || b``) or by SQL92 over properties."""
 
     topic: str
     expression: str = "*"

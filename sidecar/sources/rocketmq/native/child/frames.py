@@ -112,11 +112,7 @@ class Frames:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """The frames that are complete now.
-
-        Raises:
-            ValueError: It is something else, of which more than a frame would have to be kept.
-        """
+        """The frames that are complete now; raises `ValueError` before more than a frame is kept of something else."""
         self._data += data
         begin = 0
         while len(self._data) - begin >= _HEAD.size:

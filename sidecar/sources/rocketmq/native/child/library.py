@@ -30,14 +30,10 @@ class _LinkMap(ctypes.Structure):
 
 
 def replace(library: Any, symbol: str, function: Any) -> None:
-    """Let the library call `function` where it calls its own `symbol`.
-
-    Args:
-        symbol: Name of the function in the library's file.
-        function: A `ctypes` function; the caller keeps it alive.
+    """Let the library call a `ctypes` function, which the caller keeps alive, where it calls its own `symbol`.
 
     Raises:
-        LookupError: The library does not call the function by its name.
+        LookupError: The library does not call that by its name.
     """
     loaded = ctypes.POINTER(_LinkMap)()
     ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(loaded))

@@ -27,11 +27,7 @@ FIRST_S, LOADED_S = 0.1, 1.0
 
 
 class BytesAhead:
-    """Room for messages that the library reads ahead, requested by its threads.
-
-    Args:
-        bytes_max: Limit of all that is read ahead.
-    """
+    """Room for at most `bytes_max` that the library reads ahead, requested by its threads."""
 
     def __init__(self, bytes_max: int, queues: int, allocated: Callable[[], int]) -> None:
         self._share_bytes = bytes_max // queues
@@ -117,11 +113,7 @@ class _Batch:
 
 
 class Turns:
-    """A limit of batches at once.
-
-    Args:
-        batches_max: The limit; a batch is up to 32 messages of one callback.
-    """
+    """A limit of batches at once, each of up to 32 messages of one callback."""
 
     def __init__(self, batches_max: int) -> None:
         self.count = 0
@@ -165,11 +157,7 @@ class Watch:
 
 
 class ParkedBatches:
-    """Callbacks that wait until their messages are settled.
-
-    Args:
-        held_bytes_max: Limit of messages handed over and not settled; a single message may be larger.
-    """
+    """Callbacks that wait until their messages are settled: up to `held_bytes_max`, or a single larger message."""
 
     def __init__(self, reader: Reader, held_bytes_max: int, first: int, batches_max: int) -> None:
         self.out: SimpleQueue[bytes] = SimpleQueue()
