@@ -70,7 +70,7 @@ class Stores(NamedTuple):
     epoch: int = 0
     """Epoch of the owner if owners share the store, see `delay.changelog.takeover`; otherwise 0."""
     put: int = 0
-    """Number of the last change of the own store that added a message: a start notices whether it is missing."""
+    """Number of the last durable change of the own store: a start notices whether it is missing."""
     held: int = 0
     """Messages that the own store held then."""
 

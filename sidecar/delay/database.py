@@ -119,9 +119,10 @@ def opened(path: Path, identity: int | None, *, is_only: bool) -> tuple[Rdict, b
         return Rdict(str(path), options()), False
     whole = Rdict(str(path), options(), access_type=AccessType.read_only())
     try:
-        refuse_foreign(path, pairs(whole.iter(), Kind.COUNT), identity)
+        counts = list(pairs(whole.iter(), Kind.COUNT))
+        refuse_foreign(path, counts, identity)
         if is_only:
-            _refuse_gaps(whole)
+            _refuse_gaps(whole, counts)
         last = whole.latest_sequence_number()
     finally:
         whole.close()
@@ -132,7 +133,7 @@ def opened(path: Path, identity: int | None, *, is_only: bool) -> tuple[Rdict, b
     return Rdict(str(path), options(skips_damage=is_damaged)), is_damaged
 
 
-def _refuse_gaps(rows: Rdict) -> None:
+def _refuse_gaps(rows: Rdict, counts: Iterable[Pair]) -> None:
     """Refuse a database that lacks writes between others: RocksDB would remove the files that it does not know.
 
     Raises:
@@ -140,7 +141,7 @@ def _refuse_gaps(rows: Rdict) -> None:
     """
     known = {key[1:5] for key, _ in pairs(rows.iter(), Kind.PARTITION)}
     last = dict[bytes, int]()
-    for key, _ in pairs(rows.iter(), Kind.COUNT):
+    for key, _ in counts:
         number, count = key[1:5], int.from_bytes(key[5:], "big")
         if number not in known or last.get(number, count - 1) != count - 1:
             raise GapError(f"{rows.path()} lacks writes")

@@ -33,7 +33,7 @@ class StorePlace(NamedTuple):
     epoch: int = 0
     """Epoch of the ownership, see `delay.changelog.takeover`; 0 if only this host has the store."""
     put: int = 0
-    """The number of the last durable change with a message of this partition; 0 if there was none since the start."""
+    """The number of the last durable change of this partition; 0 if there was none since the start."""
     found: int = -1
     """The number of the store's last change at the start; -1 if hosts share the store."""
     held: int = 0

@@ -164,8 +164,8 @@ class HeldPartition:
     hours: dict[int, OfHour] = field(default_factory=dict)
     messages: int = 0
     """Those of all hours."""
-    last_put: int = 0
-    """The number of the last change of this process that added a message, see `RowDatabase.last`."""
+    last_change: int = 0
+    """The number of the last change of this process, see `RowDatabase.last`."""
     taken: deque[Taken] = field(default_factory=deque)
     """In the order of positions."""
     following: int | None = 0

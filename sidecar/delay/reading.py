@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from rocksdict import RdictIter
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
-from sidecar.delay.database import DAMAGED, ROWS, ForeignFileError, keys, pairs, refuse_foreign
+from sidecar.delay.database import DAMAGED, ROWS, ForeignFileError, keys, pairs
 from sidecar.delay.interface import LISTED_MAX, FileDamage, StorePlace
 from sidecar.delay.partition import HeldPartition
 from sidecar.delay.rows import (
@@ -148,18 +148,19 @@ class HeldRows:
         self._waiting_bytes = 0
         with database.errors("read"):
             try:
-                refuse_foreign(path / ROWS, database.under(Kind.COUNT), identity)
-                self._load()
+                self._load(path / ROWS)
             except (ValueError, ForeignFileError) as error:
                 raise unusable(path, error) from error
 
-    def _load(self) -> None:
+    def _load(self, path: Path) -> None:
         for key, raw in self._rows.under(Kind.PARTITION):
             number = number_in(key)
             partition = self._partitions[number] = HeldPartition.decoded(number, raw)
             self._numbers[partition.name] = number
         for key, raw in self._rows.under(Kind.COUNT):
             _, number, count = COUNT_KEY.unpack(key)
+            if raw[:STORE_BYTES] != self._mark:
+                raise ForeignFileError(path)
             if number in self._partitions:
                 self._partitions[number].add_count(count, raw[STORE_BYTES:])
         self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())

@@ -143,8 +143,7 @@ class StoredRows(HeldRows):
         ended = sum(-nbytes for _, nbytes in change.hours.values() if nbytes < 0)
         self._send(partition, change, ended)
         self._waiting_bytes += partition.apply(change)
-        if any(messages > 0 for messages, _ in change.hours.values()):
-            partition.last_put = self._database.last
+        partition.last_change = self._database.last
         if folds:
             partition.first_count = partition.counts
             past, hours = hour_of(partition.mark), partition.hours
@@ -183,9 +182,9 @@ class StoredRows(HeldRows):
 
     def place(self, number: int) -> StorePlace:
         partition, database = self._partitions[number], self._database
-        last = min(partition.last_put, database.durable)
-        place = super().place(number)
-        return place._replace(put=last, found=database.found, held=partition.messages, put_below=partition.put_below)
+        last = min(partition.last_change, database.durable)
+        here = self.id, f"{self.id:x}.{number}"
+        return StorePlace(*here, 0, last, database.found, partition.messages, partition.put_below)
 
     def note_reported(self) -> None:
         with suppress(OSError):

@@ -79,7 +79,7 @@ class OwnedStores(NoOwnedStores):
         number = self.numbers[tp] = self.number(tp)
         before = self._store.place(number)
         stores = self._compare(tp, assignment.state.stores, before)
-        progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
+        progress = self._progress[tp] = self._continued(tp, self._restored(before, number), assignment, before.store)
         known = self._store.rows.known(number)
         known.remove_range(0, seen)
         taken = stores.taken_by(before.store, assignment.state, before.epoch)
@@ -88,7 +88,7 @@ class OwnedStores(NoOwnedStores):
         counted = max(progress.parked, assignment.state.parked_in(before.store))
         found = self._parked.find(tp)
         self._parked.take_parts(tp, found, counted)
-        self._assign(tp, found)
+        self._assign(tp, found, before)
 
     def _compare(self, tp: TopicPartition, stores: Stores, place: StorePlace) -> Stores:
         """Report what the store lacks of what the last commit says; return what the next commit may say."""
@@ -100,7 +100,7 @@ class OwnedStores(NoOwnedStores):
             why, offset = "its store lacks the changes that were made last", place.put_below
             log.error("delay.missing", **tp.fields(), reason=why, offset=offset, committed=stores.held, held=place.held)
             figures = f"it holds {place.held:,}, and held {stores.held:,} at the last commit"
-            self.missing[tp] = f"{tp}: its store lacks what was put there last: {figures}"
+            self.missing[tp] = f"{tp}: its store lacks the changes that were made last: {figures}"
             return stores._replace(put=place.found, held=place.held)
         if stores.own and stores.held:
             why = "they are in another store: that of another host, or a folder that was removed here"
@@ -117,20 +117,22 @@ class OwnedStores(NoOwnedStores):
         if place.found < 0 or stores.own != place.store:
             return item
         self._compared.add(item.tp)
-        stores = stores._replace(put=place.put or stores.put, held=place.held)
-        return replace(item, state=replace(item.state, stores=stores))
+        now = stores._replace(put=place.put or stores.put, held=place.held)
+        return item if now == stores else replace(item, state=replace(item.state, stores=now))
 
-    def _restored(self, number: int) -> HeldProgress:
-        identity = Identity("", self._group_id, self._store.place(number).scope, 0)
+    def _restored(self, place: StorePlace, number: int) -> HeldProgress:
+        identity = Identity("", self._group_id, place.scope, 0)
         return restored(self._store.rows.state(number), identity, self._rules.digest)
 
-    def _continued(self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment) -> HeldProgress:
+    def _continued(
+        self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment, store: int
+    ) -> HeldProgress:
         """The progress from which the partition continues, once the store has dropped messages that do not count."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
         number = self.numbers[tp]
         takeover = takeover_of(
             state,
-            self._store.place(number).store,
+            store,
             is_same_incarnation=progress.incarnation == incarnation,
             is_same_topic=progress.topic_id == topic_id,
             held_below=assignment.held_below,
@@ -156,10 +158,10 @@ class OwnedStores(NoOwnedStores):
             action = "delivering all that this store holds; what was not committed of it may be delivered twice"
             log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=parked, action=action)
 
-    def _assign(self, tp: TopicPartition, found: Sequence[FoundPart]) -> None:
+    def _assign(self, tp: TopicPartition, found: Sequence[FoundPart], place: StorePlace) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may come from a process whose ownership was not proved.
-        is_durable = self._store.writes.synced == self._store.writes.changes and not self._store.place(number).epoch
+        is_durable = self._store.writes.synced == self._store.writes.changes and not place.epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._parked.take_parts(tp.store, found, progress.state.parked)
         self._store.rewind(number)
@@ -167,9 +169,10 @@ class OwnedStores(NoOwnedStores):
 
     @override
     def reload(self, tp: TopicPartition) -> None:
-        if tp.source in self.numbers:
-            self._progress[tp.source] = self._restored(self.numbers[tp.source])
-            self._assign(tp.source, self._parked.find(tp.source))
+        if (number := self.numbers.get(tp.source)) is not None:
+            place = self._store.place(number)
+            self._progress[tp.source] = self._restored(place, number)
+            self._assign(tp.source, self._parked.find(tp.source), place)
 
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned; their delayed messages stay in the store."""

@@ -192,7 +192,7 @@ def test_a_store_that_lacks_what_was_put_last_is_noticed(tmp_path: Path) -> None
         shell = Shell()
         owned = owner(shell, store)
         take(owned, shell, 0, 0, None)
-        assert committed(owned, shell)[3:] == (0, 0)
+        assert committed(owned, shell)[4:] == (0,)
         store.put(owned.number(QUEUE), held[:12])
         store.writes.sync()
         shutil.copytree(tmp_path / "delay", tmp_path / "older")
@@ -209,6 +209,26 @@ def test_a_store_that_lacks_what_was_put_last_is_noticed(tmp_path: Path) -> None
         ("delay.missing", 12, 20, 12)
     ]
     assert "it holds 12, and held 20 at the last commit" in missing[QUEUE]
+    assert restarted(tmp_path / "delay", now) == ([], {})
+
+
+def test_a_store_that_lacks_what_was_delivered_last_is_noticed(tmp_path: Path) -> None:
+    """Its messages are delivered again: nothing was put since the copy was made, and some have ended."""
+    held = [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(20)]
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        owned = owner(shell, store)
+        take(owned, shell, 0, 0, None)
+        number = owned.number(QUEUE)
+        store.put(number, held)
+        store.writes.sync()
+        shutil.copytree(tmp_path / "delay", tmp_path / "older")
+        last = store.take_due(number, 1 << 62, 8, 1 << 20)[-1].position
+        owned.keep([CommitItem(QUEUE.store, "5c0pe001", PartitionState(last + 1, last + 1))])
+        store.writes.sync()
+        now = committed(owned, shell)
+    _, missing = restarted(tmp_path / "older", now)
+    assert "it holds 20, and held 12 at the last commit" in missing[QUEUE]
     assert restarted(tmp_path / "delay", now) == ([], {})
 
 
