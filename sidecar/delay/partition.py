@@ -213,6 +213,7 @@ class HeldPartition:
         raw = self.encoded()
         if raw != self.saved:
             change.replace(self.key, raw, self.saved)
+            change.batch.put(prefix(Kind.SPARE, self.number), raw)  # a copy reads it, and nothing else does
             change.saved = raw
 
     # Counts

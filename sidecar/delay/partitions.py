@@ -437,7 +437,7 @@ class PartitionStore(StoredRows):
         """Forget a partition's messages, origins and state, and read no row; the number must not be used again."""
         partition, change = self._partitions[number], Write()
         change.remove(partition.key, partition.saved or b"")
-        for kind in Kind.ROW, Kind.NAME, Kind.COUNT:
+        for kind in Kind.ROW, Kind.NAME, Kind.COUNT, Kind.SPARE:
             self._remove_range(change, prefix(kind, number), end_of(kind, number))
         nbytes = partition.nbytes
         self._send(partition, change, nbytes)

@@ -10,6 +10,7 @@ position, so that what is due next is the first row from a place on, and what ha
     u  number of the write               -> what undoes it, see `LocalCache`
     v                                    -> the first write that is undone, and a table
     b                                    -> a number, see `RowDatabase.last`
+    z  number                            -> the same as `p`, in another block: of use if one of them is damaged
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Kind(bytes, Enum):
     UNDO = b"u"
     VOUCHED = b"v"
     BASE = b"b"
+    SPARE = b"z"
     ROOM = b"w"
     """Written to find out whether there is room again."""
 

@@ -166,9 +166,9 @@ class _Copying:
     def __init__(self, path: Path, damaged: Rdict, new: Rdict) -> None:
         self._path, self._damaged, self._new = path, damaged, new
         self._store = b""
-        """The identity in the counts."""
-        self._is_gap = False
-        """Whether a count is missing."""
+        """The store's identity."""
+        self._lacking = set[Kind]()
+        """Kinds of which pairs are missing, or may be."""
         self._batch = WriteBatch(raw_mode=True)
 
     def run(self, identity: int | None) -> list[FileDamage]:
@@ -177,43 +177,48 @@ class _Copying:
         Args:
             identity: The store's; None if it is not known.
         """
-        partitions = {}
-        for key, raw in self.readable(Kind.PARTITION):
-            number = number_in(key)
-            partitions[number] = HeldPartition.decoded(number, raw)
+        partitions = dict[int, HeldPartition]()
+        for kind in Kind.PARTITION, Kind.SPARE:
+            for key, raw in self.readable(kind):
+                number = number_in(key)
+                partitions[number] = HeldPartition.decoded(number, raw)
+        nameless = dict[int, HeldPartition]()
         counts = list(self.readable(Kind.COUNT))
         refuse_foreign(self._path, counts, identity)
+        if identity is not None:
+            self._store = identity.to_bytes(STORE_BYTES, "big")
         for key, raw in counts:
             _, number, count = COUNT_KEY.unpack(key)
-            partition = partitions.get(number)
-            if partition is None:
-                continue
+            partition = partitions.get(number) or nameless.setdefault(number, HeldPartition(number, b""))
             self._store = raw[:STORE_BYTES]
-            self._is_gap |= partition.counts not in (0, count)
+            if partition.counts not in (0, count):
+                self._lacking.add(Kind.COUNT)
             try:
                 partition.add_count(count, raw[STORE_BYTES:])
             except ValueError:
-                self._is_gap = True
-        expected = {number: each.hours for number, each in partitions.items()}
+                self._lacking.add(Kind.COUNT)
+        expected = {number: each.hours for number, each in (partitions | nameless).items()}
         for each in partitions.values():
             each.hours = {hour: OfHour(0, 0, found.sequence) for hour, found in each.hours.items()}
         self._copy(partitions)
         lost = Counter[int]()
-        for number, partition in partitions.items():
+        for partition in partitions.values():
             change, partition.saved = Write(), None
             partition.save(change)
             if self._store:
                 change.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
+            elif partition.hours:
+                raise DamageError("nothing that can be read says which store it is")
             self._new.write(change.batch)
-            for hour, was in expected[number].items():
-                if (missing := was.messages - partition.of(hour).messages) > 0:
-                    lost[hour] += missing
-        found = [FileDamage(self._path, _of_hour(hour), lost[hour]) for hour in sorted(lost)]
-        if self._is_gap:
-            found.append(
-                FileDamage(self._path, "writes are missing, and it is not known how many messages they had", 0)
-            )
-        return found
+        for number, hours in expected.items():
+            for hour, was in hours.items():
+                found = partitions[number].of(hour).messages if number in partitions else 0
+                lost[hour] += max(0, was.messages - found)
+        damages = [FileDamage(self._path, _of_hour(hour), lost[hour]) for hour in sorted(lost) if lost[hour]]
+        if Kind.COUNT in self._lacking or self._lacking >= {Kind.PARTITION, Kind.SPARE}:
+            why = "counts cannot be read: it is not known how many messages are lost, and some may be delivered twice"
+            damages.append(FileDamage(self._path, why, 0))
+        return damages
 
     def _copy(self, partitions: dict[int, HeldPartition]) -> None:
         """Copy the rows that are not ended, and count them."""
@@ -221,7 +226,7 @@ class _Copying:
         for key, value in self.readable(Kind.ROW):
             partition = partitions.get(number_in(key))
             if partition is None:
-                raise DamageError("it is not known whose messages some are")
+                raise DamageError("what says to which partition some messages belong is damaged in both places")
             if (position := position_in(key)) < partition.watermark:
                 continue
             self._batch.put(key, value)
@@ -249,6 +254,7 @@ class _Copying:
                         yield key, value
                         first = key + b"\0"
             except DamageError:
+                self._lacking.add(kind)
                 first = self._behind(kind, first)
             else:
                 return

@@ -199,6 +199,61 @@ def test_no_message_is_lost_without_a_word(
         assert not (missing or again), found.said
 
 
+def flip_at(path: Path, content: bytes, places: slice) -> None:
+    """Turn a bit in some of the places where a file has this content."""
+    raw = bytearray(path.read_bytes())
+    found = [at for at in range(len(raw)) if raw.startswith(content, at)]
+    for at in found[places]:
+        raw[at] ^= 0x10
+    path.write_bytes(raw)
+
+
+FIRST, BOTH = slice(1), slice(None)
+
+
+def one_file(path: Path, count: int) -> Path:
+    """The only file of a store with so many messages in blocks, which has the names of two partitions, each twice."""
+    with closing(PartitionStore(path)) as store:
+        for name in NAME, b"g\0t\0\x001":
+            number = store.number(name)
+            for first in range(0, count, 10):
+                rows = [
+                    Held(START_MS + each << SEQUENCE_BITS, each, 0, None, TAGS, None, b"", bytes(100))
+                    for each in range(first, first + 10)
+                ]
+                store.put(number, rows)
+    return max((path / ROWS).glob("*.sst"))
+
+
+def test_the_record_of_a_partition_is_in_two_places(tmp_path: Path) -> None:
+    """Damage in one of them costs what else is in that block, and is reported."""
+    flip_at(one_file(tmp_path, 3_000), NAME, FIRST)
+    (tmp_path / DAMAGED).touch()
+    with closing(PartitionStore(tmp_path)) as store:
+        held = [store.held(store.number(name)) for name in sorted(store.names())]
+        assert 2_800 < held[0] <= held[1] == 3_000
+        assert store.damages
+
+
+def test_messages_without_a_partition_are_refused_in_words(tmp_path: Path) -> None:
+    """If its record is damaged in both places: nothing is left out silently."""
+    flip_at(one_file(tmp_path, 3_000), NAME, BOTH)
+    (tmp_path / DAMAGED).touch()
+    with pytest.raises(StateError, match="which partition some messages belong") as told:
+        PartitionStore(tmp_path)
+    assert "restore the folder" in told.value.hint
+
+
+def test_what_nothing_is_known_of_is_not_called_found(tmp_path: Path) -> None:
+    """If all of a store is in one block, and that is damaged."""
+    flip_at(one_file(tmp_path, 20), NAME, FIRST)
+    (tmp_path / DAMAGED).touch()
+    with closing(PartitionStore(tmp_path)) as store:
+        assert not store.names()
+        (damage,) = store.damages
+        assert "it is not known how many messages are lost" in damage.reason
+
+
 class CrashError(BaseException):
     """The process ends here."""
 
