@@ -12,7 +12,7 @@ from sidecar.check.findings import Finding, failed
 from sidecar.config.base import Address
 from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, NoStateError, SidecarError
-from sidecar.state.folder import holder_of
+from sidecar.state.folder import WRITABLE, holder_of, is_read_only
 from sidecar.state.inspection import Inspection
 from sidecar.state.interface import refuse_another_group
 
@@ -79,6 +79,9 @@ def _written(subject: str, folder: Path, key: str) -> Finding:
     cure = f"let user id {os.geteuid()} write there, or set {key} to another folder"
     if not nearest.is_dir():
         return Finding(subject, f"{nearest} is not a folder", f"set {key} to a folder", EXIT_CANNOT_CREATE)
+    if is_read_only(nearest):
+        text = f"{nearest} is on a read-only file system"
+        return Finding(subject, text, f"set {key} {WRITABLE}", EXIT_CANNOT_CREATE)
     if not os.access(nearest, os.W_OK | os.X_OK):
         return Finding(subject, f"{nearest} cannot be written", cure, EXIT_CANNOT_CREATE)
     free_bytes = _free_bytes(nearest)

@@ -121,10 +121,11 @@ FILES = ("state.db", "ledger.db", "lock", "replay.lock", "admin", "zone-writer",
 _OURS = re.compile(rf"\.?(?:{'|'.join(map(re.escape, FOLDERS + FILES))})(?:[-.].*)?")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
+WRITABLE = "to a writable place; under systemd, name it in StateDirectory= or ReadWritePaths="
 _CURES = {
     errno.ENOSPC: "free space on its file system",
     errno.EDQUOT: "free space within the user's quota",
-    errno.EROFS: "set state.dir to a writable place; under systemd, name it in StateDirectory= or ReadWritePaths=",
+    errno.EROFS: f"set state.dir {WRITABLE}",
     errno.ENOTDIR: "set state.dir to a folder; a part of this path is a file",
     errno.ENOLCK: "use a local file system: this one has no file locks",
     errno.EOPNOTSUPP: "use a local file system: this one has no file locks",
@@ -136,6 +137,11 @@ def state_error(action: str, path: Path, error: OSError) -> StateError:
     """A `StateError` with the path and the cure of an operating system error."""
     cure = _CURES.get(error.errno or 0, f"let user id {os.geteuid()} write there, or set state.dir to another folder")
     return StateError(f"state folder: cannot {action} {path}: {error.strerror or error}", hint=cure)
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether no process can write to the file system of a path."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def holder_of(folder: Path) -> str:

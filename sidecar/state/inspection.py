@@ -22,7 +22,7 @@ from sidecar.errors import NoStateError, StateError
 from sidecar.owner import Owner
 from sidecar.state import schema
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, checksum, text_of
-from sidecar.state.folder import IDS_FOLDER, files_set_aside, holder_of, state_error
+from sidecar.state.folder import IDS_FOLDER, files_set_aside, holder_of, is_read_only, state_error
 from sidecar.state.ids.file import DamagedIdsError, keys_in, open_run
 from sidecar.state.ids.places import folder_name, found, generation_of
 from sidecar.state.ids.store import begun_of, listed_of
@@ -120,7 +120,10 @@ class Inspection:
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """A connection that writes nothing, and reads one moment."""
-        uri = f"file:{quote(str(self._path))}?mode=ro"
+        is_fixed = is_read_only(self._folder)
+        # SQLite creates files beside one that is not said to be fixed. What a daemon that was killed left must be read.
+        is_whole = is_fixed and not self._path.with_name(f"{DATABASE_FILE}-wal").exists()
+        uri = f"file:{quote(str(self._path))}?mode=ro{'&immutable=1' if is_whole else ''}"
         try:
             with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
                 connection.text_factory = text_of
@@ -128,10 +131,10 @@ class Inspection:
                 connection.execute("BEGIN")
                 yield connection
         except sqlite3.Error as error:
-            raise StateError(
-                f"cannot read {self._path}: {error}",
-                hint="run this command as the daemon's user; `sidecar state verify` tells whether the file is damaged",
-            ) from error
+            cure = "run this command as the daemon's user; `sidecar state verify` tells whether the file is damaged"
+            if is_fixed:
+                cure = "copy the folder to a disk that can be written, and set state.dir to the copy for this command"
+            raise StateError(f"cannot read {self._path}: {error}", hint=cure) from error
         except OSError as error:
             raise state_error("read", self._folder, error) from error
 

@@ -64,6 +64,16 @@ def test_a_folder_without_the_right_to_write_is_told(tmp_path: Path, monkeypatch
     )
 
 
+def test_a_read_only_file_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 73, and no word of the user's rights, which would not help."""
+    monkeypatch.setattr(checked, "is_read_only", lambda path: path == tmp_path)
+    finding = look(tmp_path / "below")
+    assert (finding.exit_code, missing(finding.text + finding.cure, str(tmp_path), "read-only", "StateDirectory")) == (
+        73,
+        [],
+    )
+
+
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 73 with what is left."""
     monkeypatch.setattr(checked, "_free_bytes", lambda _: 5_000_000)

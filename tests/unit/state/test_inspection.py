@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable
 from contextlib import closing
@@ -194,3 +197,28 @@ def test_a_strange_file_is_refused(folder: Path) -> None:
     result = asked("inspect", folder)
     assert result.exit_code == EXIT_CANNOT_CREATE
     assert "it is empty" in result.stderr
+
+
+READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_read_only_file_system_is_read_or_named(tmp_path: Path, is_whole: bool) -> None:
+    """What a daemon has closed is read; what a killed one left must be copied, and the hint says so."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this user cannot mount")
+    state = tmp_path / "state"
+    asked("verify", state)
+    store = fill(tmp_path / "open")
+    if not is_whole:
+        shutil.copytree(tmp_path / "open", state)
+        (state / "state.db-shm").unlink()
+    store.close()
+    if is_whole:
+        (tmp_path / "open").rename(state)
+    command = [sys.executable, "-m", "sidecar", "state", "verify", "-c", str(tmp_path / "sidecar.yaml")]
+    found = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", str(state), *command],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ("sound" in found.stdout, "copy the folder" in found.stderr) == (is_whole, not is_whole), found
