@@ -15,8 +15,8 @@ from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, OK, Attempts, Leases, Use
-from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, REQUEST_S, GrpcRequests
+from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, OK, Attempts, Lease, Leases, Use
+from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, REQUEST_S, GrpcRequests, renewed
 from sidecar.sources.rocketmq.grpc.session import Session, Sessions
 from sidecar.sources.rocketmq.grpc.stubs import load
 from sidecar.sources.rocketmq.leased.client import HandedMessage
@@ -407,20 +407,21 @@ class GrpcClient:
         self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
 
     def is_leased(self, handle: Hashable) -> bool:
-        """Whether the proxy granted more time than has passed."""
-        return self._leases.is_live(handle)
+        lease = self._leases.get(handle)
+        return lease is not None and lease.is_live
 
     def release(self, handles: Collection[Hashable]) -> None:
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
     def receipt(self, handle: Hashable) -> str:
-        return self._leases.receipt(handle)
+        lease = self._leases.get(handle)
+        return lease.receipt if lease is not None else ""
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
         self._has_adopted = True
 
-        async def add() -> int:
-            return self._leases.adopt(topic, message_id, receipt)
+        async def add() -> int:  # the end of its lease is not known
+            return self._leases.add(Lease(topic, message_id, renewed(receipt), time.monotonic()))
 
         return self._do(add())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
-from sidecar.sources.rocketmq.grpc.requests import GrpcRequests, extended, renewed
+from sidecar.sources.rocketmq.grpc.requests import GrpcRequests, extended
 
 Use: TypeAlias = tuple[str, int]
 """Topic and broker, and the number of the attempt id."""
@@ -129,6 +129,11 @@ class Lease:
     is_asked: bool = False
     """Whether more time is being requested, or was permanently refused."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it has time left, by the time that the proxy granted."""
+        return self.until_s > time.monotonic()
+
 
 def _is_final(code: int) -> bool:
     """Whether a retry would change nothing: the request is done, or the handle is no longer owned."""
@@ -164,26 +169,17 @@ class Leases:
         system, until_s = message.system_properties, time.monotonic() + INVISIBLE_S
         if use is not None:
             self._attempts.hold(use)
-        return self._added(Lease(message.topic.name, system.message_id, system.receipt_handle, until_s, use))
+        return self.add(Lease(message.topic.name, system.message_id, system.receipt_handle, until_s, use))
 
-    def _added(self, lease: Lease) -> int:
+    def add(self, lease: Lease) -> int:
+        """Add a message; return its number."""
         self._given += 1
         self._leases[self._given] = lease
         return self._given
 
-    def adopt(self, topic: str, message_id: str, receipt: str) -> int:
-        """Add a message that another process received; return its number. The end of its lease is not known."""
-        return self._added(Lease(topic, message_id, renewed(receipt), time.monotonic()))
-
-    def receipt(self, token: Hashable) -> str:
-        """The present receipt handle, empty without one; from any thread."""
-        lease = self._leases.get(token)
-        return lease.receipt if lease is not None else ""
-
-    def is_live(self, token: Hashable) -> bool:
-        """Whether a lease has time left; from any thread."""
-        lease = self._leases.get(token)
-        return lease is not None and lease.until_s > time.monotonic()
+    def get(self, token: Hashable) -> Lease | None:
+        """The lease, until it is acknowledged or released; from any thread."""
+        return self._leases.get(token)
 
     def ack(self, tokens: Collection[Hashable]) -> None:
         self._settle([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
@@ -210,7 +206,7 @@ class Leases:
                 elif answer.status.code == MANY:
                     again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
                     left = [lease for lease in leases if lease.receipt in again]
-            left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
+            left = [lease for lease in left if lease.is_live]  # others are handed over again
             for lease in set(leases).difference(left) if self._attempts.in_order else ():
                 self._attempts.end_request(lease.use)
             if left:

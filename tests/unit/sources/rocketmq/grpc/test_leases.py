@@ -103,8 +103,10 @@ def test_a_lease_is_live_until_its_end_or_its_acknowledgement(monkeypatch: pytes
 
     async def script(leases: Leases, proxy: Proxy) -> None:
         token = leases.add_received(message("a"))
-        assert (leases.is_live(token), leases.is_live(99), leases.receipt(99)) == (True, False, "")
+        lease = leases.get(token)
+        assert lease is not None
+        assert (lease.is_live, leases.get(99)) == (True, None)
         proxy.now_s += INVISIBLE_S + 1
-        assert not leases.is_live(token)
+        assert not lease.is_live
 
     run(monkeypatch, script)
