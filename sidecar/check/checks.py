@@ -15,14 +15,7 @@ from sidecar.owner import Owner
 
 
 def checks_of(settings: Settings, running: Running) -> Iterator[Check]:
-    """The checks for these settings.
-
-    Args:
-        running: Names the daemon that runs with it; empty if none does.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
+    """The checks for these settings and the daemon named `running`, if any; raises `ConfigError` without a package."""
     if settings.source.kafka_:
         from sidecar.check.kafka import check_kafka
 

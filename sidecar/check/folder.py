@@ -57,12 +57,7 @@ def _state(settings: Settings, holder: str, daemon: str) -> Finding:
 
 
 def _refuse_foreign(settings: Settings) -> None:
-    """Refuse a folder of another group.
-
-    Raises:
-        ConfigError: The folder belongs to another group.
-        StateError: It cannot be read.
-    """
+    """Raise `ConfigError` if the folder belongs to another group, and `StateError` if it cannot be read."""
     folder, rocketmq = settings.state.dir, settings.source.rocketmq
     try:
         found = Inspection(folder).owner()

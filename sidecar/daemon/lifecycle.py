@@ -347,15 +347,7 @@ def _tells_when_slow(record: LoopRecord) -> Iterator[None]:
 
 
 def make_source(settings: Settings, rules: Rules, state: State, exchange: ExchangeTable | None = None) -> Source:
-    """Create the configured source.
-
-    Args:
-        state: Storage that survives a crash.
-        exchange: A ledger that the members of the group share.
-
-    Raises:
-        ConfigError: Its certificates cannot be used, or a package is missing.
-    """
+    """Create the configured source; raises like `build_source`."""
     queue_bytes, folder = queue_bytes_of(settings), Path(settings.state.dir)
     context = SourceContext(
         state=state,

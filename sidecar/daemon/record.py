@@ -149,12 +149,7 @@ class LoopRecord:
             log.info("dead_letters.stored")
 
     def problems(self, now_s: float, *, storing_letters: bool) -> Iterator[Problem]:
-        """The present problems.
-
-        Args:
-            now_s: Monotonic time.
-            storing_letters: Whether any dead letter is being stored.
-        """
+        """The present problems at this monotonic time."""
         if not self._assigned:
             waits_for = self.waits_for
             yield problem("starting", what=waits_for) if waits_for else problem("starting", "unassigned")

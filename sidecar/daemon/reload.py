@@ -80,12 +80,7 @@ class ConfigReload:
         threads.start(self._read, "reload")
 
     def ask(self, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the file, and wait until the changes that apply at once do so.
-
-        Raises:
-            ValueError: There is no such request.
-            UnavailableError: The main loop does not answer.
-        """
+        """Read the file, and wait for what applies at once; raises `ValueError` if there is no such request."""
         if name != "reload":
             raise ValueError(f"{name} cannot be asked: use reload")
         try:

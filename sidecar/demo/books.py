@@ -151,12 +151,7 @@ class Lateness(NamedTuple):
 
 
 def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -> Lateness:
-    """Sum up a run.
-
-    Args:
-        arrivals: All delayed messages that arrived.
-        resumed_ms: Time of the first delivery by another process.
-    """
+    """Sum up a run by all delayed messages that arrived, and the time of the first delivery by another process."""
     arrivals = list(arrivals)
     waited = [each for each in arrivals if each.due_ms <= resumed_ms and each.at_ms >= killed_ms]
     late = sorted(each.at_ms - each.due_ms for each in set(arrivals).difference(waited)) or [0.0]
@@ -198,12 +193,7 @@ class DemoBooks:
 
 
 def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], letters: Iterable[Position]) -> DemoBooks:
-    """The books of a run.
-
-    Args:
-        made: All messages, in the order they were sent.
-        consumed: Messages below the offsets that the daemon committed.
-    """
+    """The books of a run: all messages in the order they were sent, and those below the committed offsets."""
     arrived: dict[Position, list[str]] = {}
     for row in rows:
         arrived.setdefault(row.place, []).append(row.value)

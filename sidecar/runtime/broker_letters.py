@@ -34,12 +34,7 @@ def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DeadLettersAtBroker:
-    """A `DeadLetterStore` of RocketMQ's brokers, which copy to the group's dead-letter topic, or for redelivery.
-
-    Args:
-        level: Delay level of the redelivery, -1 for none.
-        rest: Stores dead letters whose messages cannot be copied.
-    """
+    """RocketMQ's brokers copy to the dead-letter topic, or for redelivery (level -1: none); `rest` stores others."""
 
     def __init__(self, send_back: SendBack, level: int, rest: DeadLetterStore) -> None:
         self._send_back = send_back

@@ -140,23 +140,13 @@ def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
 
 
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
-    """Build the pipeline and the sink.
-
-    Raises:
-        ConfigError: Certificates or a file of the sink cannot be used.
-        StateError: Another process writes to the sink's file.
-    """
+    """Build the pipeline and the sink; raises like `build_sink`."""
     reading, batching, rules, sink = build_parts(settings, columns)
     return Pipeline(reading, batching, rules, random.random), sink
 
 
 def build_parts(settings: Settings, columns: Columns) -> tuple[ReadingRules, BatchRules, DeliveryRules, Sink]:
-    """Build the rules of the pipeline, and the sink.
-
-    Raises:
-        ConfigError: Certificates or a file of the sink cannot be used.
-        StateError: Another process writes to the sink's file.
-    """
+    """Build the rules of the pipeline, and the sink; raises like `build_sink`."""
     reading, sink = build_reading(settings, columns)
     digest = columns.digest if isinstance(columns, KafkaColumns | LaneColumns) else None
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
@@ -207,12 +197,7 @@ class ReadingPlan:
         )
 
     def open(self, columns: Columns) -> tuple[ReadingRules, Sink]:
-        """Build the rules of reading messages, and the sink.
-
-        Raises:
-            ConfigError: Certificates or a file of the sink cannot be used.
-            StateError: Another process writes to the sink's file.
-        """
+        """Build the rules of reading messages, and the sink; raises like `build_sink`."""
         in_rows, dedup = columns, self.dedup
         if self.is_delayed:
             from sidecar.delay.columns import BothColumns

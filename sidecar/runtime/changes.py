@@ -38,15 +38,7 @@ class SettingsChanges(NamedTuple):
 
 
 def changes(running: Settings, read: Settings) -> SettingsChanges:
-    """Divide the differences.
-
-    Args:
-        running: The settings of the daemon.
-        read: The settings in the file.
-
-    Raises:
-        ConfigError: The keys that apply contradict those that need a restart.
-    """
+    """Divide the differences; raises `ConfigError` if the keys that apply contradict those that need a restart."""
     found: dict[str, list[str]] = {"at_once": [], "when_quiet": [], "after_restart": []}
     can_wait = running.source.rocketmq is None and running.sink.http is not None
     for key in _differing(running, read):

@@ -138,14 +138,7 @@ def open_ledger_worker(
     inbox: Inbox,
     owner: Callable[[], Owner] | None = None,
 ) -> LedgerWorker:
-    """The worker of the configured ledger, which connects at the first call.
-
-    Args:
-        owner: The group with its cluster, once that is known; None to compare no cluster.
-
-    Raises:
-        ConfigError: A required package is not installed.
-    """
+    """The worker of the configured ledger, which connects at the first call; raises `ConfigError` without a package."""
     ledger = open_ledger(settings, group, folder, owner)
     return LedgerWorker(ledger, settings.remembering, keys_max, inbox)
 

@@ -8,12 +8,7 @@ from sidecar.sources.base import Tell
 
 
 class Troubles:
-    """Problems: sentences for an operator, each under a key.
-
-    Args:
-        failed: The event for a new sentence; the key is its `what`, the sentence its `reason`.
-        recovered: The event for a key whose problem is over.
-    """
+    """Problems: sentences for an operator, each under a key; `failed` and `recovered` are the events of their log."""
 
     def __init__(self, tell: Tell, failed: str, recovered: str) -> None:
         self._tell = tell

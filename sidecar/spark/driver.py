@@ -90,15 +90,7 @@ class QueryProgress(Protocol):
 
 
 def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
-    """The session of this process, or a new one that ends with the stack.
-
-    Args:
-        stack: Stops a new session when it is closed.
-        master: Master of a new session; None under ``spark-submit``.
-
-    Raises:
-        ConfigError: PySpark is not installed.
-    """
+    """The session of this process, or a new one that ends with the stack; raises `ConfigError` without PySpark."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise `python3` of the path, which lacks our packages
     with extra("spark", "sidecar spark", "pyspark"):
         from pyspark.errors import PySparkRuntimeError
@@ -155,12 +147,7 @@ def await_end(
     turn: Callable[[], object],
     stop: Callable[[], object],
 ) -> list[Exception]:
-    """Wait until all queries have ended, or one with an error, or a stop is requested; return their errors.
-
-    Args:
-        hear: Takes the reports of the first query, also those seen before.
-        stop: Stops the queries; their errors are only logged then.
-    """
+    """Wait until all queries have ended, one with an error, or by `stop`; `hear` takes the first one's reports."""
     stop_asked()  # until its first call, a signal ends the process at once
     hear_at_s = time.monotonic()
     while any(query.isActive for query in queries) and not any(

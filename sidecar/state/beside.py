@@ -174,15 +174,7 @@ class StateBeside:
 
 
 class LettersBeside:
-    """The dead letters of a folder, whether a daemon runs or not.
-
-    Args:
-        on_damage: Called for each damaged letter, which is left out.
-
-    Raises:
-        NoStateError: There is no state file.
-        StateError: It cannot be used, or a newer version wrote it.
-    """
+    """The dead letters of a folder, whether a daemon runs or not, but for damaged ones; raises like `StateBeside`."""
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self.state = StateBeside(folder)

@@ -153,12 +153,7 @@ def encode(
 
 
 def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Decoded:
-    """Read the metadata of a committed offset; never an error.
-
-    Args:
-        known: The partition's present identity; its incarnation is ignored.
-        rules: The hash of the rules in force.
-    """
+    """Read the metadata of a committed offset, for this identity without its incarnation; never an error."""
     if not text:
         return Decoded(Origin.NONE)
     content = _content(text)

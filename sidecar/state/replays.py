@@ -95,12 +95,7 @@ class Replays:
             return [_insert(connection, half) for half in halves]
 
     def end_part(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
-        """End a part, durably.
-
-        Args:
-            delivered: Ids of the letters that the receiver accepted; they are deleted.
-            refused: The letters that stay, each with the reason of the last refusal.
-        """
+        """End a part, durably: delete the accepted letters by id, and keep the others with the last refusal."""
         with self._state.transaction() as connection:
             delete_letters(connection, delivered)
             for letter in refused:

@@ -61,24 +61,14 @@ def check(connection: sqlite3.Connection) -> int:
 
 
 def check_fully(connection: sqlite3.Connection) -> None:
-    """Check a file with its indexes and its tables, which takes longer than `check`; writes nothing.
-
-    Raises:
-        DamagedStateError: It is no state file, its pages are damaged, or a table of Sidecar is missing or changed.
-        StateError: Another version of this program wrote it.
-    """
+    """Check a file with its indexes and tables, which takes longer; writes nothing. Raises like `check`."""
     written_version(connection)
     _check_pages(connection, "integrity_check")
     _missing(connection)
 
 
 def written_version(connection: sqlite3.Connection) -> int:
-    """The version of a file that must have one.
-
-    Raises:
-        DamagedStateError: It is empty, or no state file.
-        StateError: Another version of this program wrote it.
-    """
+    """The version of a file that must have one; raises like `check`."""
     if version := version_of(connection):
         return version
     raise DamagedStateError("it is empty")

@@ -196,12 +196,7 @@ def _check(model: type[BaseModel], values: dict[str, Any]) -> None:
 
 
 def rendered(answers: Answers, file: str, environ: Mapping[str, str]) -> str:
-    """The text of the file.
-
-    Args:
-        file: The file's name, for the commands in it.
-        environ: The variables, which determine the default of the state folder.
-    """
+    """The text of a file of this name; the variables determine the default of the state folder."""
     template = HEAD + (KAFKA if answers.is_kafka else ROCKETMQ) + TAIL
     return template.format(
         file="FILE" if file == "-" else file,

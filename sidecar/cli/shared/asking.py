@@ -36,12 +36,7 @@ def held_now(settings: Settings) -> dict[str, Any]:
 
 
 def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request.
-
-    Raises:
-        ConfigError: There is no section `delay`.
-        UnavailableError: The daemon cannot answer, or none runs, and one is needed.
-    """
+    """The answer to a request; raises `ConfigError` without a section `delay`, `UnavailableError` without an answer."""
     if _status(settings, is_needed=name in CHANGES) is not None:
         return request(settings, f"delay/{name}", fields)
     from sidecar.daemon.delays.questions import Listing, asked_of

@@ -179,14 +179,7 @@ def progress(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 
 def agreed(question: str, *, yes: bool) -> bool:
-    """Whether the user agrees.
-
-    Args:
-        yes: Whether `--yes` has answered it.
-
-    Raises:
-        UsageError: There is no terminal to ask on.
-    """
+    """Whether the user agrees, or `--yes` has; raises `UsageError` if there is no terminal to ask on."""
     if yes:
         return True
     try:

@@ -85,8 +85,7 @@ class Delivery:
         self.outbox = Outbox()
         self.delivered = Deliveries()
         self.receiver = Receiver()
-        self.letters = DeadLetters(rules)
-        self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
+        self._settlement = Settlement(rules, owned, memory, self.output)
         self.claims: Claiming | None = None
         """None without a ledger."""
         if rules.lease_ms is not None:
@@ -226,6 +225,10 @@ class Delivery:
         self.outbox.release_durable()
 
     # Status
+
+    @property
+    def letters(self) -> DeadLetters:
+        return self._settlement.letters
 
     @property
     def idle(self) -> bool:

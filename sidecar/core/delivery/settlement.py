@@ -107,13 +107,11 @@ def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLett
 class Settlement:
     """Settles each message once, frees its memory, and reports it to the ledger if there is one."""
 
-    def __init__(
-        self, rules: DeliveryRules, owned: Ownerships, memory: Memory, letters: DeadLetters, output: Output
-    ) -> None:
+    def __init__(self, rules: DeliveryRules, owned: Ownerships, memory: Memory, output: Output) -> None:
         self._numbered = rules.numbered
         self._owned = owned
         self._memory = memory
-        self._letters = letters
+        self.letters = DeadLetters(rules)
         self._output = output
 
     def finish(self, part: Part, outcome: str, count: int) -> None:
@@ -149,11 +147,11 @@ class Settlement:
 
     def give_up(self, part: Part, reason: str | Mapping[int, str]) -> None:
         """Make all rows of the part dead letters, with one reason or a reason per offset; they count once stored."""
-        self._output.effects.append(self._letters.of_rows(part, reason))
+        self._output.effects.append(self.letters.of_rows(part, reason))
 
     def give_up_unframeable(self, part: Part) -> None:
         """Make the messages without a row dead letters; the part is not sent before they are stored."""
-        self._output.effects.append(self._letters.of_unframeable(part))
+        self._output.effects.append(self.letters.of_unframeable(part))
 
     def letters_stored(self, part: Part, count: int) -> None:
         """Record that dead letters of the part are durable: those of all its rows, or those of messages without one."""

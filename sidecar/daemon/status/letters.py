@@ -48,12 +48,7 @@ class PageLetters:
             return ()
 
     def ask(self, name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Answer a request of the page.
-
-        Raises:
-            ValueError: There is no such request or letter, or a field is wrong.
-            SidecarError: The letters cannot be read, or a replay runs already.
-        """
+        """Answer a request of the page; raises `ValueError` if it is wrong, `SidecarError` if it cannot be done."""
         match name, fields:
             case "list", {"group": str(group), "reason": str(reason), "after": int(after)}:
                 return self._listing(group, reason, after)

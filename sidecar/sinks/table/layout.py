@@ -31,12 +31,7 @@ class Column(NamedTuple):
 def partitions_of(
     layout: TableLayout, default: Sequence[str], there: Sequence[str] | None, path: str
 ) -> tuple[str, ...]:
-    """The columns by which a table is partitioned.
-
-    Args:
-        default: Columns for a new table whose settings name none.
-        there: Columns of the existing table; None if there is none.
-    """
+    """The columns by which a table is partitioned: those there, or of its settings, or the default."""
     wanted = None if layout.partition_by is None else tuple(PARTITIONS[word] for word in layout.partition_by)
     if wanted is None and layout.cluster_by:
         wanted = ()

@@ -129,12 +129,7 @@ def _failed(message: Message) -> Failed:
 
 
 def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:
-    """Cut messages, in the order they were consumed, into runs of one partition with rising offsets.
-
-    Args:
-        messages: At least one, none with an error.
-        one_topic: Whether all are of one topic, so that this is not checked.
-    """
+    """Cut consumed messages, at least one and none with an error, into runs of one partition with rising offsets."""
     if len(set(map(Message.partition, messages))) == 1 and (one_topic or len(set(map(Message.topic, messages))) == 1):
         return _rising(messages)
     places = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))

@@ -83,14 +83,7 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
 
 
 def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> FastLane | str:
-    """The lane, or the reason why there is none.
-
-    Args:
-        refusal: The settings that the lane does not support; empty if there are none.
-
-    Raises:
-        ConfigError: It must be used, and cannot.
-    """
+    """The lane, or the reason why there is none; raises `ConfigError` if it must be used, and cannot."""
     if wanted == "off":
         return "source.kafka.lane is off"
     try:

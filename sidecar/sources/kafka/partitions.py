@@ -301,12 +301,7 @@ MEMBER_PATIENCE_S = 1.0
 
 
 class Membership:
-    """The own member of the group, and the client's callbacks at a rebalance.
-
-    Args:
-        consumer: The group's consumer, used on its own thread.
-        admin: Has its own connections; None if the cluster does not answer requests about members.
-    """
+    """The own member of the group, and the client's rebalance callbacks; without an admin, nobody asks for members."""
 
     def __init__(
         self,

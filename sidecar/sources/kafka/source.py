@@ -39,12 +39,7 @@ BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05
 
 
 class KafkaClient:
-    """A consumer of confluent-kafka, used on one thread.
-
-    Args:
-        client_id: Its client id, unless the settings have one.
-        lane: Reads in its place; None if there is none.
-    """
+    """A consumer of confluent-kafka, used on one thread; a lane may read in its place."""
 
     consumer: ck.Consumer
     """The consumer, after `open`."""

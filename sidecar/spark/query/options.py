@@ -93,14 +93,7 @@ class Query:
 
 
 def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | None) -> Query:
-    """Parse the options that Spark passes, whatever the case of their names.
-
-    Args:
-        stream: Whether they are for ``readStream``; None if unknown yet.
-
-    Raises:
-        ConfigError: An option is unknown, wrong, or makes no sense here; the message names it.
-    """
+    """Parse Spark's options, whatever the case of their names; raises `ConfigError` with the name of a wrong one."""
     own, others = _divided(given)
     for name in _OF_STREAMS:
         if name in own and stream is False:

@@ -94,12 +94,7 @@ class QueryReader(DataSourceReader):
         self._query = query
 
     def partitions(self) -> list[InputPartition]:
-        """A partition for each log with messages.
-
-        Raises:
-            SidecarError: The broker does not answer for the whole start-up time, refuses, or lacks a topic.
-            ConfigError: `start` or `end` does not fit the logs.
-        """
+        """A partition for each log with messages; raises like `await_cluster`, or if `start` or `end` does not fit."""
         broker, end = self._query.broker, self._query.end
         with closing(broker.logs()) as logs:
 

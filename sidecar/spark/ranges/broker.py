@@ -198,12 +198,7 @@ class BrokerRanges:
 
     @abstractmethod
     def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
-        """The store of dead letters that the settings name.
-
-        Args:
-            keeper: Stores them if no topic is named.
-            stack: Closes the client that reads messages again.
-        """
+        """The store of dead letters that the settings name, else the keeper's; the stack closes its client."""
 
 
 def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:

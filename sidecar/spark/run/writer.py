@@ -65,12 +65,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
 
 class RowReader(RangePlanner):
-    """Plans ranges, and reads them.
-
-    Args:
-        reading: The parameters of the source.
-        plan: With a query.
-    """
+    """Plans ranges, and reads them."""
 
     def __init__(self, ranges: RangePlan, plan: RunPlan) -> None:
         super().__init__(ranges)

@@ -63,14 +63,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> Options:
-    """Parse the options that Spark passes, whatever the case of their names.
-
-    Args:
-        stream: Whether options of streams are allowed.
-
-    Raises:
-        ConfigError: An option is unknown, wrong, or makes no sense here; the message names it.
-    """
+    """Parse Spark's options, whatever the case of their names; raises `ConfigError` with the name of a wrong one."""
     known = {name.lower(): name for name in NAMES}
     for name in given:
         if name.lower() in _OF_TABLES:

@@ -30,12 +30,7 @@ Offsets: TypeAlias = dict[str, int]
 
 
 class Ahead:
-    """Follows the manifests of all writers.
-
-    Args:
-        last: The number of each writer before the first to read.
-        report: Called for each damaged line that was restored, with a text.
-    """
+    """Follows the manifests of all writers behind these numbers; reports each damaged line that was restored."""
 
     def __init__(self, zone: Storage, last: Mapping[str, int], report: Callable[[str], None]) -> None:
         self.last = dict(last)

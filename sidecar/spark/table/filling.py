@@ -98,12 +98,7 @@ class TableQueries:
         turn: Callable[[], None],
         stop: Callable[[], float],
     ) -> None:
-        """Wait until the queries have ended, or a stop is requested.
-
-        Args:
-            progress: Takes the reports of the query for the table.
-            stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
-        """
+        """Wait until the queries have ended, or until a stop, whose limit in seconds `stop` returns before it."""
         for error in driver.await_end(
             self._queries, stop_asked, partial(self._hear, progress), turn, lambda: self._stop(stop())
         ):
@@ -254,12 +249,7 @@ class Filling:
         return plan._replace(columns=(*plan.columns, *(Column(name, name) for name in (KEY, ORDER, DELETED))))
 
     def start(self, stack: ExitStack, frame_of: Callable[[Target], DataFrame]) -> None:
-        """Start the query of each target.
-
-        Args:
-            stack: Stops them when it is closed.
-            frame_of: The rows for a target, with the columns of the zone.
-        """
+        """Start the query of each target on its rows, in the zone's columns; the stack stops them."""
         with _reported():
             for target in self.targets:
                 stack.callback(quietly, self._query(self._fitted(frame_of(target), target), target).stop)

@@ -55,12 +55,7 @@ LATER: Final = _later()
 
 
 def keyed(frame: DataFrame, rule: Merge) -> DataFrame:
-    """Add the columns of key and order; null where a message has none.
-
-    Args:
-        frame: Rows of the zone; with a schema, those of `parsed`.
-        rule: The rule; each of the two columns has its part of the rule as a comment.
-    """
+    """Add the columns of key and order, null where a message has none, each with its part of the rule as a comment."""
     for column, name, place in ((KEY, "key", rule.key), (ORDER, "order_by", rule.order_by)):
         try:
             frame = frame.withColumn(column, _field(place).alias(column, metadata={COMMENT: place}))

@@ -98,12 +98,7 @@ def tell_int96(path: str, *, merged: bool) -> None:
 
 
 def opened(path: str) -> deltalake.DeltaTable | None:
-    """The table by deltalake; None if there is none.
-
-    Raises:
-        ConfigError: deltalake is not installed.
-        QueryError: The table cannot be opened.
-    """
+    """The table by deltalake, None if there is none; raises `ConfigError` without deltalake, or `QueryError`."""
     try:
         import deltalake
         from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -61,12 +61,7 @@ class Look(NamedTuple):
 
 
 class MappedRun(SortedRun):
-    """A run in a mapped file, whose bytes stay as long as nobody changes or truncates the file itself.
-
-    Args:
-        look: The look of the file when it was mapped.
-        total: The checksum of the whole file.
-    """
+    """A run in a mapped file, whose bytes stay as long as nobody changes or truncates the file itself."""
 
     def __init__(
         self,
@@ -81,12 +76,7 @@ class MappedRun(SortedRun):
 
 
 def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
-    """Write a file of all these rising keys; when this returns it is durable, except for its name in the folder.
-
-    Raises:
-        OSError: It failed; nothing is left.
-        StoppedError: `stopped` returned True; nothing is left.
-    """
+    """Write rising keys, durable but for the file's name; raises `OSError` or `StoppedError`, and leaves nothing."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         _write(fd, runs, stopped)
@@ -129,12 +119,7 @@ def _sums(fd: int, end: int) -> list[int]:
 
 
 def open_run(path: Path) -> MappedRun:
-    """Check a file and map it.
-
-    Raises:
-        DamagedIdsError: It is not as it was written.
-        OSError: It cannot be read.
-    """
+    """Check a file and map it; raises `DamagedIdsError`, or `OSError` if it cannot be read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         head = os.pread(fd, _HEAD.size + _SUM.size, 0)

@@ -42,12 +42,7 @@ class IdFile:
 
 
 class Places:
-    """The folders of all partitions.
-
-    Args:
-        folder: Their parent; it may be missing.
-        on_damage: Called for each file that was set aside.
-    """
+    """The folders of all partitions below one that may be missing; `on_damage` is called for each file set aside."""
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self.folder = folder
@@ -55,14 +50,7 @@ class Places:
         self._owner = ("", "")
 
     def bind(self, owner: tuple[str, str], *, ours: bool) -> bool:
-        """Remove the files of another owner.
-
-        Args:
-            ours: Whether files without an owner are this owner's, too.
-
-        Returns:
-            Whether nothing was removed.
-        """
+        """Remove another owner's files, and unowned ones unless they are `ours`; return whether there were none."""
         self._owner = owner
         path = self.folder / _OWNER
         try:

@@ -76,13 +76,7 @@ class Attempts:
         return max(SPREAD, int(SPREAD * self._each.get(where, 1.0)))
 
     def answered(self, use: Use | None, came: Sequence[int], *, wholly: bool, cut: bool) -> None:
-        """End a request.
-
-        Args:
-            came: The queue of each message it brought.
-            wholly: Whether these were fewer than requested.
-            cut: Whether it may have brought more.
-        """
+        """End a request that brought messages of these queues: fewer than asked (`wholly`), or perhaps more (`cut`)."""
         if use is None:
             return
         where, number = use

@@ -66,12 +66,7 @@ class Session:
     async def serve(
         self, wait_s: float, is_open: Callable[[], None], work: Callable[[], Sequence[Awaitable[None]]]
     ) -> None:
-        """Introduce this client, find topics after `wait_s`, report that the session is open, and work until it breaks.
-
-        Raises:
-            RefusedError: The proxy refuses this client.
-            ConnectionError: The proxy cannot be reached.
-        """
+        """Introduce this client, find topics after `wait_s`, report the open session, and work until an error."""
         try:
             stream = self._stub.Telemetry(iter(self._commands.get, None), metadata=self._requests.metadata())
             await asyncio.wait_for(self._introduce(stream), REQUEST_S)

@@ -49,12 +49,7 @@ class LeasedClient(Protocol):
     """Whether the topic, queue or offset changes when a message is handed over again."""
 
     def open(self) -> None:
-        """Connect and subscribe; returns when messages can be received.
-
-        Raises:
-            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
+        """Connect and subscribe; returns when messages can be received. Raises like `Source.open`."""
         ...
 
     def receive(self, timeout_s: float) -> Sequence[HandedMessage]:

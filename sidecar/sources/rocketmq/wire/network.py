@@ -350,12 +350,7 @@ class Network:
         return answers
 
     def call(self, link: Link, ask: Ask, timeout_s: float = ANSWER_TIMEOUT_S, also: Sequence[int] = ()) -> Frame:
-        """Send a request and return its answer.
-
-        Raises:
-            NoAnswerError: No answer came.
-            RefusedError: The code is neither 0 nor in `also`.
-        """
+        """Send a request and return its answer; raises `NoAnswerError`, or `RefusedError` if its code is no `also`."""
         (answer,) = self.ask_all([(link, ask)], timeout_s)
         if answer is None:
             raise NoAnswerError(f"{link.address}: {link.problem or 'no answer came in time'}")
