@@ -85,8 +85,8 @@ KINDS = {
     "delay_missing": ProblemKind(
         DEGRADED,
         "delayed messages are missing: {missing}",
-        "put the folder delay of state.dir back, if there is a newer one; else read the messages again, as "
-        "docs/troubleshooting.md says",
+        "if another member has them, run it alone until its delayed is 0; if the folder delay of state.dir was removed "
+        "or replaced, put the newest back; else read the messages again, as docs/troubleshooting.md says",
     ),
     "state_damaged": ProblemKind(
         DEGRADED,

@@ -60,6 +60,8 @@ def test_a_cancelled_message_never_comes_and_a_released_one_comes_once(
         with Daemon(tmp_path, config) as daemon:
             produce(kafka.bootstrap, topic, [_sent(b"%d" % number, due_ms) for number in range(4)])
             _await_held(daemon, 4)
+            unsure = _run(daemon, "cancel", f"{topic}:0:1", "--due", str(due_ms // HOUR_MS * HOUR_MS))
+            assert (unsure.exit_code, f"is held, but due at {due}" in unsure.output) == (66, True)
             cancelled = _run(daemon, "cancel", f"{topic}:0:1", "--due", due)
             assert (cancelled.exit_code, cancelled.output) == (0, f"{topic}:0:1 is cancelled, it was due at {due}\n")
             _await_held(daemon, 3)

@@ -1,7 +1,8 @@
-"""Delayed messages of topics that are not read any more: they are told with their number, and delivered later."""
+"""Delayed messages that are not delivered: of topics that are not read any more, or of a store that is not here."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +29,13 @@ def section(store: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"store": store}
 
 
-def hold(broker: Broker, daemon: Daemon, topics: Sequence[str]) -> None:
-    """Produce messages of each topic that are due in an hour, and wait until the daemon holds them."""
+def hold(broker: Broker, daemon: Daemon, topics: Sequence[str], before: int = 0) -> None:
+    """Produce messages of each topic that are due in an hour, and wait until the daemon holds them, too."""
     due = b"%d" % (time.time_ns() // 1_000_000 + HOUR_S * 1_000)
     for topic in topics:
         sent = [Outgoing(i % 2, b"%d" % i, None, [("tag", b"a"), (HEADER, due)]) for i in range(EACH)]
         produce(broker.bootstrap, topic, sent)
-    await_held(daemon, EACH * len(topics))
+    await_held(daemon, before + EACH * len(topics))
 
 
 def await_held(daemon: Daemon, count: int) -> None:
@@ -107,4 +108,53 @@ def test_messages_of_a_deleted_topic_are_told(
             await_told(daemon, gone, "does not exist")
             kafka.create_topic(gone, 2)
             await_held(daemon, 2 * EACH)
+            daemon.stop()
+
+
+def start_with(daemon: Daemon, store: Path | None) -> None:
+    """Start the daemon with a copy of this store."""
+    shutil.rmtree(daemon.state_dir / "delay")
+    if store is not None:
+        shutil.copytree(store, daemon.state_dir / "delay")
+    daemon.start()
+    daemon.wait_ready()
+
+
+def await_missing(daemon: Daemon, why: str) -> None:
+    """Wait until messages of two partitions are told as missing."""
+
+    def problems() -> list[str]:
+        return [text for text in daemon.status()["problems"] if text.startswith("delayed messages are missing: ")]
+
+    (text,) = wait_until(problems, 40, "they are told", detail=lambda: f"{daemon.status()}\n{daemon.log_tail()}")
+    assert why in text
+    assert "and those of 1 more partitions" in text
+
+
+def test_a_store_that_is_not_the_last_one_is_told(kafka: Broker, tmp_path: Path) -> None:
+    """An older copy, or another store, as after a move between members; with the last one again, nothing is told."""
+    (topic,) = new_topics(kafka, 1, 2)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            older, newest = tmp_path / "older", tmp_path / "newest"
+            daemon.wait_ready()
+            hold(kafka, daemon, [topic])
+            daemon.stop()
+            shutil.copytree(daemon.state_dir / "delay", older)
+            daemon.start()
+            daemon.wait_ready()
+            hold(kafka, daemon, [topic], EACH)
+            daemon.stop()
+            shutil.copytree(daemon.state_dir / "delay", newest)
+            start_with(daemon, older)
+            await_missing(daemon, "its store lacks the changes that were made last: it holds")
+            daemon.stop()
+            start_with(daemon, None)
+            await_missing(daemon, "are in another store: another member's")
+            daemon.stop()
+            start_with(daemon, newest)
+            await_held(daemon, 2 * EACH)
+            told = [event["level"] for event in daemon.events("delay.missing")]
+            assert told == ["error"] * 2 + ["warning"] * 2
             daemon.stop()

@@ -24,9 +24,7 @@ from sidecar.runtime.usable import refused_by_client
 SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
 """The options that select messages."""
 ALL = dict.fromkeys(SOUGHT) | {"first_ms": 0, "end_ms": END_MS}
-due_option = click.option(
-    "--due", "due_ms", type=time_ms, required=True, metavar="TIME", help="Due time, or a time in the same hour."
-)
+due_option = click.option("--due", "due_ms", type=time_ms, required=True, metavar="TIME", help="Exact due time.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -124,7 +122,9 @@ def _refuse_unknown(settings: Settings, sought: dict[str, Any]) -> None:
 @delay.command(epilog=example("sidecar delay show -c sidecar.yaml orders:3:1207 --due 2027-01-31T12:00:00Z"))
 @config_option
 @place_argument
-@due_option
+@click.option(
+    "--due", "due_ms", type=time_ms, required=True, metavar="TIME", help="Due time, or a time in the same hour."
+)
 def show(path: str, place: MessagePlace, due_ms: int) -> None:
     """Print a message that is held, as one JSON object."""
     answer = _ask_one(path, "show", place, due_ms)
@@ -165,10 +165,10 @@ def _ask_one(path: str, name: str, place: MessagePlace, due_ms: int) -> dict[str
                 hint="it was sent, is being sent, was cancelled, or never existed; `sidecar delay list` shows the rest",
             )
         case "several":
-            raise NotFoundError(
-                f"{place} is held more than once, due at {', '.join(answer['due'])}: the topic was created again",
-                hint="give the exact time with --due",
-            )
+            times = ", ".join(answer["due"])
+            again = f"more than once, due at {times}: the topic was created again"
+            what = again if answer["due"][1:] else f"but due at {times}"
+            raise NotFoundError(f"{place} is held, {what}", hint="give the exact time with --due")
         case "not_owned":
             owner = owner_of(settings, place.tp)
             raise UnavailableError(

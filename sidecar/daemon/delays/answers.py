@@ -144,7 +144,7 @@ def position_of(at_ms: int) -> int:
 
 
 def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answer:
-    """The position of the requested message, or the answer that there is no such message.
+    """The position of the requested message, or the answer why none is certain to be meant.
 
     Args:
         number: The store's number of its partition.
@@ -155,9 +155,11 @@ def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answ
     """
     hour = min(asked.due_ms, END_MS - 1) // HOUR_MS
     found = store.rows.listed(number, max(start_of(hour), lowest), start_of(hour + 1), LISTED_MAX, asked.offset)
-    if len(found) > 1:  # of topics that were created again
-        found = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms] or found
-    if len(found) > 1:
+    exact = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms]
+    # If the topic was created again, another message may have the place: the one that is asked for may have ended.
+    is_unsure = found and not exact and asked.what != "show"
+    found = exact or found
+    if is_unsure or len(found) > 1:
         return {"outcome": "several", "due": [time_of(each.position) for each in found]}
     return found[0].position if found else NOT_HELD
 

@@ -131,7 +131,7 @@ def open_offline(stack: ExitStack, settings: Settings, is_wanted: IsWanted, tell
 def _open_local(settings: Settings, tell: Tell) -> Offline:
     path, group_id = Path(settings.state.dir) / "delay", settings.source.group_id
     tell(f"no daemon runs here: reading the store in {path}")
-    store = OfflineStore(path)
+    store = OfflineStore(path, lambda name: tp_of(group_id, name) is not None)
     for damage in store.damages:
         tell(f"{damage.path}: {damage.reason}; {damage.messages or 'some'} messages are lost")
     numbers = {tp: number for name, number in store.names().items() if (tp := tp_of(group_id, name)) is not None}

@@ -105,7 +105,8 @@ class OwnedStores(NoOwnedStores):
         if stores.own and stores.held:
             why = "they are in another store: that of another host, or a folder that was removed here"
             log.warning("delay.missing", **tp.fields(), reason=why, committed=stores.held)
-            self.missing[tp] = f"{tp}: {stores.held:,} are in another store, or were, if its folder was removed"
+            whose = "another member's, or of a folder that was removed or replaced here"
+            self.missing[tp] = f"{tp}: {stores.held:,} are in another store: {whose}"
         return stores
 
     @override

@@ -25,7 +25,7 @@ class One(NamedTuple):
     offset: int
     """Offset at the source."""
     due_ms: int
-    """Any time of the hour in which it is due; not used for `parked`."""
+    """When it is due, or to show it any time of that hour; not used for `parked`."""
 
 
 class Listing(NamedTuple):

@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rocksdict import AccessType, Rdict, RdictIter
 
 from sidecar.delay.database import DAMAGED, ROWS, DamageError, has_files, options, pairs, translated
 from sidecar.delay.interface import FileDamage
+from sidecar.delay.partition import HeldPartition
 from sidecar.delay.reading import HeldRows
 from sidecar.delay.salvage import lost
 from sidecar.delay.stored import identity_in, identity_of
@@ -80,14 +81,17 @@ class OfflineStore(HeldRows):
 
     No lock is held, so that a daemon can start meanwhile.
 
+    Args:
+        is_ours: Whether a partition's messages count in `hours`, by its name: a store may have another group's, too.
+
     Raises:
         NoStateError: There is no such folder.
         UnavailableError: A process uses the folder.
         StateError: The folder cannot be read, or another version wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, is_ours: Callable[[bytes], bool] = lambda _: True) -> None:
+        self._path, self._is_ours = path, is_ours
         self.damages: list[FileDamage] = []
         if not path.is_dir():
             raise NoStateError(
@@ -116,6 +120,9 @@ class OfflineStore(HeldRows):
                 f"delayed messages: {path} cannot be used: a file of it is missing",
                 hint="start the daemon, which keeps what can be read, or says which file is missing",
             ) from error
+
+    def _counted(self) -> Iterable[HeldPartition]:
+        return [each for each in self._partitions.values() if self._is_ours(each.name)]
 
     def check(self) -> None:
         """Verify that all that was read is from one moment.

@@ -82,6 +82,15 @@ def test_a_message_that_is_not_held_is_told(scene: Scene, what: str) -> None:
     assert scene.ask(what, due_ms=0).result(0) == NOT_HELD
 
 
+@pytest.mark.parametrize("what", ["cancel", "release"])
+def test_a_change_needs_the_exact_time(scene: Scene, what: str) -> None:
+    """In a topic that was created again, another message of the hour may have the place: it is only shown."""
+    due = [time_of(scene.positions[0])]
+    assert scene.ask(what, due_ms=DUE_MS + 1).result(0) == {"outcome": "several", "due": due}
+    assert scene.store.held(scene.number) == 2
+    assert scene.ask("show", due_ms=DUE_MS + 1).result(0)["outcome"] == "shown"
+
+
 def test_a_partition_of_another_member_is_told(scene: Scene) -> None:
     """It is asked instead."""
     assert scene.ask("show", tp=OTHER).result(0) == {"outcome": "not_owned"}

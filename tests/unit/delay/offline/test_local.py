@@ -67,6 +67,14 @@ def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_messages_of_another_group_are_not_counted(tmp_path: Path) -> None:
+    """They are in the same folder, and no daemon of this group delivers them."""
+    store = held(tmp_path / "store", 5, 6)
+    store.put(store.number(b"other\0t\0\x000"), rows(7))
+    offline = OfflineStore(killed(store), lambda name: name.startswith(b"g\0"))
+    assert sum(offline.hours().values()) == 2
+
+
 def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
     """A process may have ended before it wrote the first checkpoint."""
     offline = OfflineStore(tmp_path)
