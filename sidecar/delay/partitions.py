@@ -197,12 +197,7 @@ class PartitionStore(StoredRows):
         self._write(partition, change)
 
     def park(self, number: int, part: Held) -> None:
-        """Keep a parked part, at a position from `PARKED_FROM` on.
-
-        Raises:
-            ValueError: It is too large; nothing is kept.
-            StateError: The disk cannot be written; nothing is kept.
-        """
+        """Keep a parked part, at a position from `PARKED_FROM` on: see `adopt`."""
         self.adopt(number, [part])
 
     # Taking
@@ -371,10 +366,7 @@ class PartitionStore(StoredRows):
         return row, value
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        """Bring a message at or above the cursor forward, in one write.
-
-        Returns:
-            Its new position, the same if it is due earlier anyway; None if there is no such message.
+        """Bring a message at or above the cursor forward, in one write; see `HeldStore`.
 
         Raises:
             StateError: The disk cannot be read or written.

@@ -47,14 +47,6 @@ assert _TAGS.itemsize == ENTRY_BYTES
 class Pairs(Protocol):
     """A sorted map."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
-        ...
-
-    def under(self, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The pairs whose keys begin with `start`, in [first, end), in order."""
-        ...
-
     def cursor(self) -> RdictIter:
         """An iterator of RocksDB over all pairs as they are now, for any thread."""
         ...
@@ -152,12 +144,15 @@ class HeldRows:
             except (ValueError, ForeignFileError) as error:
                 raise unusable(path, error) from error
 
+    def _under(self, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[Pair]:
+        return pairs(self._rows.cursor(), start, first, end)
+
     def _load(self, path: Path) -> None:
-        for key, raw in self._rows.under(Kind.PARTITION):
+        for key, raw in self._under(Kind.PARTITION):
             number = number_in(key)
             partition = self._partitions[number] = HeldPartition.decoded(number, raw)
             self._numbers[partition.name] = number
-        for key, raw in self._rows.under(Kind.COUNT):
+        for key, raw in self._under(Kind.COUNT):
             _, number, count = COUNT_KEY.unpack(key)
             if raw[:STORE_BYTES] != self._mark:
                 raise ForeignFileError(path)
@@ -215,7 +210,7 @@ class HeldRows:
         if partition.following == 0:
             with self._rows.errors("read"):
                 first, end = partition.at(partition.cursor), partition.at(self.parked_from)
-                found = next(self._rows.under(partition.rows, first, end), None)
+                found = next(self._under(partition.rows, first, end), None)
             partition.following = None if found is None else position_in(found[0])
         return partition.following
 
@@ -223,7 +218,7 @@ class HeldRows:
         """The rows at a position: several until all but one are removed."""
         if position < partition.watermark or position > POSITION_MAX:
             return []
-        return list(self._rows.under(partition.at(position)))
+        return list(self._under(partition.at(position)))
 
     def find(self, number: int, position: int) -> Held | None:
         """A message that is not ended, taken or not.
@@ -246,7 +241,7 @@ class HeldRows:
         partition = self._partitions[number]
         first = partition.at(max(PARKED_FROM, partition.watermark))
         with self._rows.errors("read"):
-            return [unpacked(*pair)._replace(value=None) for pair in self._rows.under(partition.rows, first)]
+            return [unpacked(*pair)._replace(value=None) for pair in self._under(partition.rows, first)]
 
     def listed(
         self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
@@ -259,7 +254,7 @@ class HeldRows:
         partition, found = self._partitions[number], list[ListedRow]()
         begin, behind = partition.at(max(first, partition.cursor)), partition.at(min(end, PARKED_FROM))
         with self._rows.errors("read"):
-            for key, value in self._rows.under(partition.rows, begin, behind):
+            for key, value in self._under(partition.rows, begin, behind):
                 if origin is None or origin_in(value) == origin:
                     found.append(listed(key, value))
                     if len(found) == limit:

@@ -86,8 +86,7 @@ def salvage(path: Path, identity: int | None, why: Exception | None = None) -> N
     """
     with translated():
         missing = _copied(path, identity, why)
-    if not missing:
-        missing = [FileDamage(path / ROWS, f"{why or 'a block was damaged'}: all messages were found", 0)]
+    missing = missing or [FileDamage(path / ROWS, f"{why or 'a block was damaged'}: all messages were found", 0)]
     found = lost(path) + missing
     files.put(path / COPY / _WHOLE, orjson.dumps([[damage.reason, damage.messages] for damage in found]))
     _finish(path)
@@ -182,14 +181,13 @@ class _Copying:
             for key, raw in self.readable(kind):
                 number = number_in(key)
                 partitions[number] = HeldPartition.decoded(number, raw)
-        nameless = dict[int, HeldPartition]()
         counts = list(self.readable(Kind.COUNT))
         refuse_foreign(self._path, counts, identity)
         if identity is not None:
             self._store = identity.to_bytes(STORE_BYTES, "big")
         for key, raw in counts:
             _, number, count = COUNT_KEY.unpack(key)
-            partition = partitions.get(number) or nameless.setdefault(number, HeldPartition(number, b""))
+            partition = partitions.setdefault(number, HeldPartition(number, b""))  # whose record is lost
             self._store = raw[:STORE_BYTES]
             if partition.counts not in (0, count):
                 self._lacking.add(Kind.COUNT)
@@ -197,35 +195,37 @@ class _Copying:
                 partition.add_count(count, raw[STORE_BYTES:])
             except ValueError:
                 self._lacking.add(Kind.COUNT)
-        expected = {number: each.hours for number, each in (partitions | nameless).items()}
+        expected = {number: each.hours for number, each in partitions.items()}
         for each in partitions.values():
             each.hours = {hour: OfHour(0, 0, found.sequence) for hour, found in each.hours.items()}
         self._copy(partitions)
         lost = Counter[int]()
-        for partition in partitions.values():
-            change, partition.saved = Write(), None
-            partition.save(change)
-            if self._store:
-                change.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
-            elif partition.hours:
-                raise DamageError("nothing that can be read says which store it is")
-            self._new.write(change.batch)
-        for number, hours in expected.items():
-            for hour, was in hours.items():
-                found = partitions[number].of(hour).messages if number in partitions else 0
-                lost[hour] += max(0, was.messages - found)
+        for number, partition in partitions.items():
+            if partition.saved is not None:
+                self._save(partition)
+            for hour, was in expected[number].items():
+                lost[hour] += max(0, was.messages - partition.of(hour).messages)
         damages = [FileDamage(self._path, _of_hour(hour), lost[hour]) for hour in sorted(lost) if lost[hour]]
         if Kind.COUNT in self._lacking or self._lacking >= {Kind.PARTITION, Kind.SPARE}:
             why = "counts cannot be read: it is not known how many messages are lost, and some may be delivered twice"
             damages.append(FileDamage(self._path, why, 0))
         return damages
 
+    def _save(self, partition: HeldPartition) -> None:
+        change, partition.saved = Write(), None
+        partition.save(change)
+        if self._store:
+            change.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
+        elif partition.hours:
+            raise DamageError("nothing that can be read says which store it is")
+        self._new.write(change.batch)
+
     def _copy(self, partitions: dict[int, HeldPartition]) -> None:
         """Copy the rows that are not ended, and count them."""
         copied = 0
         for key, value in self.readable(Kind.ROW):
             partition = partitions.get(number_in(key))
-            if partition is None:
+            if partition is None or partition.saved is None:
                 raise DamageError("what says to which partition some messages belong is damaged in both places")
             if (position := position_in(key)) < partition.watermark:
                 continue

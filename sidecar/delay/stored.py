@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.database import DAMAGED, ROWS, DamageError, ForeignFileError, RowDatabase, has_files
+from sidecar.delay.database import DAMAGED, ROWS, DamageError, ForeignFileError, RowDatabase, has_files, pairs
 from sidecar.delay.interface import StorePlace
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
 from sidecar.delay.reading import VERSION, HeldRows, Pairs, unusable
@@ -44,7 +44,7 @@ def identity_of(path: Path) -> int | None:
 
 def identity_in(database: Pairs) -> int | None:
     """The identity that the content of a database names; None if it has none."""
-    found = next(database.under(Kind.COUNT), None)
+    found = next(pairs(database.cursor(), Kind.COUNT), None)
     return None if found is None else int.from_bytes(found[1][:STORE_BYTES], "big")
 
 

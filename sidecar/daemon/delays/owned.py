@@ -79,7 +79,7 @@ class OwnedStores(NoOwnedStores):
         number = self.numbers[tp] = self.number(tp)
         before = self._store.place(number)
         stores = self._compare(tp, assignment.state.stores, before)
-        progress = self._progress[tp] = self._continued(tp, self._restored(before, number), assignment, before.store)
+        progress = self._progress[tp] = self._continued(self._restored(before, number), assignment, before.store)
         known = self._store.rows.known(number)
         known.remove_range(0, seen)
         taken = stores.taken_by(before.store, assignment.state, before.epoch)
@@ -125,11 +125,10 @@ class OwnedStores(NoOwnedStores):
         identity = Identity("", self._group_id, place.scope, 0)
         return restored(self._store.rows.state(number), identity, self._rules.digest)
 
-    def _continued(
-        self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment, store: int
-    ) -> HeldProgress:
+    def _continued(self, progress: HeldProgress, assignment: Assignment, store: int) -> HeldProgress:
         """The progress from which the partition continues, once the store has dropped messages that do not count."""
-        state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
+        tp, state = assignment.tp, assignment.state
+        topic_id, incarnation = assignment.topic_id, assignment.incarnation
         number = self.numbers[tp]
         takeover = takeover_of(
             state,

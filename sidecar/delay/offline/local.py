@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocksdict import AccessType, Rdict, RdictIter
 
-from sidecar.delay.database import DAMAGED, ROWS, DamageError, has_files, options, pairs, translated
+from sidecar.delay.database import DAMAGED, ROWS, DamageError, has_files, options, translated
 from sidecar.delay.interface import FileDamage
 from sidecar.delay.partition import HeldPartition
 from sidecar.delay.reading import HeldRows
@@ -39,13 +39,6 @@ class _ReadOnly:
             else:
                 _link(path / ROWS, Path(self._links))
                 self._rows = Rdict(self._links, found, access_type=AccessType.read_only())
-
-    def get(self, key: bytes) -> bytes | None:
-        found: bytes | None = self._rows.get(key)
-        return found
-
-    def under(self, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        return pairs(self._rows.iter(), start, first, end)
 
     def cursor(self) -> RdictIter:
         return self._rows.iter()
