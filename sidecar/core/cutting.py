@@ -65,6 +65,8 @@ class _Units(dict[UnitKey, _Unit]):
         super().__init__()
         self.due: dict[UnitKey, str] = {}
         """Units to be cut, each with the reason."""
+        self.limits = rules.limits
+        """Limits of the next batches: those of the rules, or lower ones."""
         self._rules = rules
         self._memory = memory
         self.lane_bytes = lane_bytes
@@ -94,7 +96,7 @@ class _Units(dict[UnitKey, _Unit]):
         heapq.heappush(self._lingering, (unit.since_ms + self._rules.linger_ms, self._sequence, key))
 
     def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
-        limits, of = self._rules.limits, lane.buffer if key[1] is None else unit
+        limits, of = self.limits, lane.buffer if key[1] is None else unit
         if of.count >= limits.max_messages:
             self.due[key] = "count"
         elif of.nbytes >= limits.max_bytes:
@@ -128,8 +130,14 @@ class _Units(dict[UnitKey, _Unit]):
             if gone:
                 self.refresh(key)
 
-    def change(self) -> None:
-        """Judge all units again, under changed rules."""
+    def change(self, max_bytes: float) -> None:
+        """Judge all units again, under changed rules.
+
+        Args:
+            max_bytes: The largest body that the destination takes.
+        """
+        rules = self._rules.limits
+        self.limits = Limits(rules.max_messages, int(min(rules.max_bytes, max_bytes)))
         self._lingering.clear()
         for key, unit in self.items():
             self._linger(key, unit)
@@ -185,6 +193,7 @@ class Cutter:
         self._ahead_max = 2 * concurrency
         self._times = 1
         """Multiple of `_ahead_max` that may be outstanding at present."""
+        self._body_max_bytes = inf
         self._is_limited = False
         """Whether due units were left because as many batches were outstanding."""
         self._owned = owned
@@ -202,7 +211,14 @@ class Cutter:
     def change(self, concurrency: int) -> None:
         """Continue under changed rules."""
         self._ahead_max = 2 * concurrency
-        self.units.change()
+        self._body_max_bytes = inf
+        self.units.change(inf)
+
+    def fit(self, body_max_bytes: float) -> None:
+        """Cut no larger batches than the destination takes; infinite if that is unknown."""
+        if body_max_bytes != self._body_max_bytes:
+            self._body_max_bytes = body_max_bytes
+            self.units.change(body_max_bytes)
 
     def open(self, partition: Partition, opened: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
         """Take messages of a partition.
@@ -213,7 +229,7 @@ class Cutter:
         """
         parts = None
         if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
-            parts = partition.share(self._rules.limits)
+            parts = partition.share(self.units.limits)
             self.cuts["groups"] += len(parts)
             self.units.forget_partition(partition.tp)
         for group, fragment in opened:
@@ -290,9 +306,9 @@ class Cutter:
         self._is_limited = bool(work)
 
     def _cut(self, key: UnitKey, now_ms: float) -> list[list[Part]]:
-        unit, group, reason = self.units[key], key[1], self.units.due[key]
+        unit, group, reason, limits = self.units[key], key[1], self.units.due[key], self.units.limits
         if group is not None:
-            lingers_ms, limits = self._lingers_ms(group, now_ms), self._rules.limits
+            lingers_ms = self._lingers_ms(group, now_ms)
             if lingers_ms is None:
                 is_time = self._groups.failing_since_ms(group) is None
             else:  # for the store, only when it is full, or when room is needed
@@ -307,16 +323,16 @@ class Cutter:
             return []
         partition, lane = ways[0]
         if group is None:
-            batches = [[part] for part in partition.cut_shared(self._rules.limits)]
+            batches = [[part] for part in partition.cut_shared(limits)]
         else:
-            batches = [self._gather(ways) if len(ways) > 1 else [partition.cut(lane, self._rules.limits)]]
+            batches = [self._gather(ways) if len(ways) > 1 else [partition.cut(lane, limits)]]
         self.cuts[reason] += 1
         self.units.refresh(key)
         return batches
 
     def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
         """One part of each lane, oldest first, within a batch's limits."""
-        limits = self._rules.limits
+        limits = self.units.limits
         messages, size, header = limits.max_messages, limits.max_bytes, PARTS_HEADER_MAX_BYTES
         parts: list[Part] = []
         for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):

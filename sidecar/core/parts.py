@@ -136,9 +136,11 @@ class Intent:
         self.live += 1
         rows = sum(len(fragment.offsets) for fragment in fragments)
         nbytes = sum(map(body_bytes, fragments))
+        unsent = primary and self.state is IntentState.CUT and not attempts
         return Part(
-            tp, scope, group, self.first, self.last, fragments, rows, nbytes, self, home, attempts, primary=primary
-        )
+            tp, scope, group, self.first, self.last, fragments, rows, nbytes, self, home, attempts, primary=primary,
+            unsent=unsent,
+        )  # fmt: skip
 
 
 HISTORY_MAX = 20
@@ -226,6 +228,8 @@ class Part:
     """The last sends, at most `HISTORY_MAX`."""
     primary: bool = True
     """False for a piece of another part, named by a scope that is derived from that part's."""
+    unsent: bool = False
+    """Whether it is certain that nothing was ever sent under its name, so that halves may take its place."""
     hold: PartClaim | None = None
     """Its claims; None without a ledger, or before the first claim."""
     state: PartState = PartState.LIVE
@@ -282,11 +286,11 @@ class Part:
             again: Whether an earlier owner may have sent it.
         """
         self.intent.move(Event.DURABLE)
-        self.intent.old, self.attempts = again, int(again)
+        self.intent.old, self.attempts, self.unsent = again, int(again), not again
 
     def sent(self, attempt: Attempt) -> bool:
         """Record a send that was answered; return whether the history grew."""
-        self.attempts += 1
+        self.attempts, self.unsent = self.attempts + 1, False
         if not self.alive:
             return False
         grows = len(self.history) < HISTORY_MAX

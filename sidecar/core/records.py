@@ -375,6 +375,8 @@ class Answer:
     retry_after_ms: int | None = None
     failed: tuple[FailedRow, ...] = ()
     elapsed_ms: float = 0.0
+    sent_bytes: int | None = None
+    """Size of the request's body as it was sent; None if the sink has no such limit."""
 
 
 class Original(NamedTuple):

@@ -27,6 +27,10 @@ from sidecar.ops.snapshot import (
     StatusSnapshot,
 )
 
+PACE = {
+    "concurrency": "Maximum of concurrent requests.",
+    "body_bytes": "Size at which bodies are cut, as sent, since larger ones were refused.",
+}
 _MESSAGES = {
     "consumed": "Messages that the broker handed over.",
     "delivered": "Messages that the sink acknowledged.",
@@ -200,6 +204,9 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("sidecar_ids_rotations", "Generations of ids forgotten.", value=ids.rotations)
     text = "Messages whose id cannot be compared, and counts as missing."
     yield CounterMetricFamily("sidecar_ids_unusable", text, value=ids.unusable)
+    for name, value in now.pace._asdict().items() if now.pace is not None else ():
+        if value is not None:
+            yield GaugeMetricFamily(f"sidecar_pace_{name}", PACE[name], value=value)
     if now.delay is not None:
         due = [([within], count) for within, count in now.delay.due.items()]
         yield _gauge("sidecar_delayed_due", "Delayed messages by when they are due.", ["within"], due)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from sidecar.core.books import BOOKS, LOOKS, Books, Counts, DeliveryCounts, Distribution, Histogram, OpenMessages
+from sidecar.core.delivery.pace import PaceStatus
 from sidecar.core.records import TopicPartition, Verdict, group_label
 from sidecar.ops.health import Health, Problem, judge
 
@@ -207,6 +208,8 @@ class StatusSnapshot:
     dead_letters: int = 0
     delay: DelayStatus | None = None
     lane: LaneStatus | None = None
+    pace: PaceStatus | None = None
+    """None on Spark, where each task has its own."""
     reload: ReloadStatus | None = None
     waiting: OpenMessages = field(default_factory=OpenMessages)
     activity: Activity = NO_ACTIVITY
@@ -246,6 +249,7 @@ class StatusSnapshot:
             "dead_letters_stored": self.dead_letters,
             "delay": asdict(self.delay) if self.delay is not None else None,
             "lane": asdict(self.lane) if self.lane is not None else None,
+            "pace": self.pace._asdict() if self.pace is not None else None,
             "reload": self.reload.to_json() if self.reload is not None else None,
             "partitions": [partition.to_json() for partition in self.partitions],
         }

@@ -8,6 +8,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -162,7 +163,8 @@ class HttpSink:
             reason = f"HTTP {response.status} before the whole body was sent"
             return Answer(Verdict.UNANSWERED, reason, response.status)
         reply = Reply(response.status, response.headers, bytes(response.body), response.whole)
-        return judge(reply, count, time.time(), self._endpoint.redacted, parts=parts, moved=self._statuses)
+        answer = judge(reply, count, time.time(), self._endpoint.redacted, parts=parts, moved=self._statuses)
+        return replace(answer, sent_bytes=int(headers["Content-Length"]))
 
     def _connection(self, exchange: Exchange) -> Connection:
         while self._idle:

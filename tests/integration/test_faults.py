@@ -128,6 +128,19 @@ def test_all_groups_wait_together(long_scene: tuple[Scene, Daemon]) -> None:
     assert requests <= 5 + 3, "the first ones, and one in each window"
 
 
+def test_the_size_of_a_body_is_learned(scene: Scene) -> None:
+    """A receiver that takes 20 KB refuses few requests, the status shows the size, and nothing is dead-lettered."""
+    scene.receiver.fail("status", status=413, over_bytes=20_000)
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        for _ in range(5):
+            scene.send(b"%d " % i * 40 for i in range(4_000))
+        status = scene.await_all(daemon)
+        assert scene.receiver.stats["status"] <= 15
+        assert 15_000 < status["pace"]["body_bytes"] <= 20_000
+        assert status["dead_lettered"] == 0
+
+
 def test_a_failing_group_delays_no_other(long_scene: tuple[Scene, Daemon]) -> None:
     """While group `a` fails for ever, what is sent to group `b` arrives within a second or two."""
     scene, daemon = long_scene

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.claims import ClaimState
 from sidecar.core.parts import Batch
@@ -63,7 +63,10 @@ class Receiver:
         return (group, name) in self._known
 
     def deliver(self, request: Request) -> Answer:
-        """One request arrives."""
+        """One request arrives; its body is not compressed."""
+        return replace(self._deliver(request), sent_bytes=request.batch.nbytes)
+
+    def _deliver(self, request: Request) -> Answer:
         for part in request.parts:
             self._check_name(*part)
         fresh = [part for part in request.parts if (part[0], part[1]) not in self._known]

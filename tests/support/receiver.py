@@ -33,7 +33,7 @@ GIANT_BYTES = 1_000_000_000
 
 @dataclass
 class Fault:
-    """How to misbehave, in a share of the requests that it fits.
+    """How to misbehave, in a share of the requests that it fits: of its group, and larger than `over_bytes`.
 
     Kinds that store nothing: `status`, `hang` (never answers), `close` (no answer), `truncate` (closes after the
     headers of a 200), `drip` (a byte of the answer every 100 ms), `refuse` (`status` 400, or 207 naming the rows that
@@ -48,6 +48,7 @@ class Fault:
     rate: float = 1.0
     group: str | None = None
     marker: str = ""
+    over_bytes: int = -1
     retry: bool = False
     delay_ms: int = 0
     times: int | None = None
@@ -55,6 +56,8 @@ class Fault:
     def fits(self, group: str, body: bytes) -> bool:
         """Whether it strikes now; uses up one of its times."""
         if self.group not in (None, group) or self.marker.encode() not in body or random.random() >= self.rate:
+            return False
+        if len(body) <= self.over_bytes:
             return False
         if self.times is not None:
             self.times -= 1

@@ -136,6 +136,7 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
         line(f"{memory}, {stored}"),
         *map(line, _refused(snapshot["tags_refused"])),
         *map(line, _lane(snapshot["lane"])),
+        *map(line, _pace(snapshot["pace"])),
         FittedTable(
             [FittedColumn("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]
         ),
@@ -155,6 +156,12 @@ def _refused(refused: dict[str, int]) -> list[str]:
 def _lane(lane: dict[str, Any] | None) -> list[str]:
     """The reason why the fast lane is not used."""
     return [] if lane is None or lane["used"] else [f"without the fast lane: {lane['reason']}"]
+
+
+def _pace(pace: dict[str, Any] | None) -> list[str]:
+    """The limits that were learned from the receiver."""
+    size = pace and pace["body_bytes"]
+    return [f"bodies are cut at {size:,} bytes, as the receiver answered 413 to larger ones"] if size else []
 
 
 def _reloaded(reload: dict[str, Any] | None) -> list[str]:

@@ -142,8 +142,13 @@ class Delivery:
                     self.outbox.put_last(batch)
                 elif alive := batch.alive:
                     batch = self.outbox.shrink(batch, alive)
-                    self.outbox.move(batch, Event.SENT)
-                    self.output.effects.append(Send(batch))
+                    if self.pace.is_too_large(batch) and self._refusals.may_divide(batch):
+                        self._refusals.divide(batch)
+                    elif self.pace.may_send(batch):
+                        self.outbox.move(batch, Event.SENT)
+                        self.output.effects.append(Send(batch))
+                    else:
+                        self.outbox.put_last(batch)
                 else:
                     self.outbox.end_batch(batch, "released")
             elif self.claims is None:
@@ -170,7 +175,7 @@ class Delivery:
         """
         batch = self.outbox.answered(batch_id)
         self.delivered.sends.add(batch.group, answer.verdict.value)
-        self.pace.answered(batch.group, answer, now_ms)
+        self.pace.answered(batch, answer, now_ms)
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
             if part.sent(attempt):

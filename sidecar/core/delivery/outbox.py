@@ -40,6 +40,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.HELD_BACK, Event.DURABLE): Stage.READY,
     (Stage.READY, Event.ASKED): Stage.CLAIMING,
     (Stage.READY, Event.SENT): Stage.SENDING,
+    (Stage.READY, Event.CROWDED): Stage.CROWDED,  # too large, as others showed
     (Stage.READY, Event.ENDED): Stage.ENDED,  # no part of it is still owned, also below
     (Stage.CLAIMING, Event.CLAIMED): Stage.READY,
     (Stage.CLAIMING, Event.UNANSWERED): Stage.UNCLAIMED,

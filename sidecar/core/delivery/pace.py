@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from typing import NamedTuple
 
 from sidecar.core.delivery.output import Output
 from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 
 A_SENDER, A_PAUSE = "a free sender", "the receiver, which asked for a pause"
@@ -15,6 +17,15 @@ SINGLE_GROUPS = 2
 """Number of groups that may be refused at once, each for itself, before that counts as the destination's state."""
 RETURN_STEP = 0.25
 """Part of a sender that each accepted request adds after a pause: requests return one after the other."""
+BODY_TOO_LARGE = 413
+SIZE_STEP = 1.1
+"""Factor between sizes that were accepted and refused at which the limit is known well enough."""
+ABOUT = 1.04
+"""Factor between sizes that count as the same; if it were more than half of a step, the next size would be refused."""
+TRIED = 0.95
+"""Part of the size to be tried that an accepted body must have: batches end with a row."""
+SIZE_TRIAL_MS = 600_000
+"""Time after which a larger body is tried again."""
 _EVALUATED = (Verdict.ACK, Verdict.PARTIAL, Verdict.REJECT, Verdict.TOO_LARGE)
 
 
@@ -69,6 +80,99 @@ class _Pauses:
             self._at_once += RETURN_STEP
 
 
+class _BodySize:
+    """The largest body that the destination takes, learned from 413, in bytes as sent.
+
+    A body larger than any that was accepted is sent alone: its answer decides about the others. A smaller body that is
+    refused contradicts the limit, perhaps because of a single message in it, and all is forgotten.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._taken = 0.0
+        """The largest body that was accepted."""
+        self._refused = inf
+        """The smallest body that was refused."""
+        self._trial = inf
+        """A size that is tried again, although it was refused before."""
+        self._trial_at_ms = inf
+        self._testing: int | None = None
+        """The batch of the size test that is being sent."""
+        self._before = self._sent = 1.0
+        """Sizes of the last bodies, before compression and as sent; each weighs a tenth of the next."""
+
+    @property
+    def target(self) -> float:
+        """Size of the next bodies: halfway between accepted and refused, until these differ by less than a tenth."""
+        if self._refused == inf:
+            return self._trial
+        if self._refused <= SIZE_STEP * self._taken:
+            return self._taken
+        return (self._taken + self._refused) / 2
+
+    def max_bytes(self, now_ms: float) -> float:
+        """Limit of bodies that are cut now, before compression, rounded down by up to 2 %: it must not change often."""
+        if now_ms >= self._trial_at_ms:
+            self._refused, self._trial, self._trial_at_ms = inf, SIZE_STEP * self._taken, now_ms + SIZE_TRIAL_MS
+        if self.target == inf:
+            return inf
+        most = int(self.target * self._before / self._sent)
+        return max(1, most - most % (1 << max(0, most.bit_length() - 7)))
+
+    def _size(self, batch: Batch) -> float:
+        return batch.nbytes * self._sent / self._before
+
+    def is_refused(self, batch: Batch) -> bool:
+        """Whether the batch is about as large as one that was refused."""
+        size = self._size(batch)
+        return batch.count > 1 and size > self._taken and size * ABOUT >= self._refused
+
+    def may_send(self, batch: Batch) -> bool:
+        """Whether no other batch must be answered first; if so, this one may be the next to test the size."""
+        if self.target == inf or self._size(batch) <= self._taken:
+            return True
+        if self._testing is not None:
+            return False
+        self._testing = batch.id
+        return True
+
+    def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """Learn from an answer; refusals of a single message teach nothing about batches."""
+        if batch.id == self._testing:
+            self._testing = None
+        if answer.sent_bytes is None:
+            return
+        size = float(answer.sent_bytes)
+        if answer.verdict is Verdict.TOO_LARGE and answer.status == BODY_TOO_LARGE:
+            if size <= self._taken:
+                self._forget(0.0)
+            elif batch.count > 1 and size < self._refused:
+                self._refused, self._trial, self._trial_at_ms = size, inf, now_ms + SIZE_TRIAL_MS
+                self._output.report(
+                    "body.too_large", "warning", refused_bytes=round(size), next_bytes=round(self.target)
+                )
+        elif answer.verdict is Verdict.ACK:
+            self._before, self._sent = self._before / 10 + batch.nbytes, self._sent / 10 + size
+            self._taken = max(self._taken, size)
+            if size >= min(self._refused, self._trial * TRIED):
+                self._forget(size)
+
+    def _forget(self, taken: float) -> None:
+        self._taken, self._refused, self._trial, self._trial_at_ms = taken, inf, inf, inf
+
+
+class PaceStatus(NamedTuple):
+    """The pace at present.
+
+    Args:
+        concurrency: Maximum concurrent requests.
+        body_bytes: Size at which bodies are cut, as sent; None if it was not learned.
+    """
+
+    concurrency: int = 0
+    body_bytes: int | None = None
+
+
 class Pace:
     """Decides when the next request may be sent to the destination.
 
@@ -83,6 +187,7 @@ class Pace:
     def restart(self) -> None:
         """Forget what was learned: the destination may be another one."""
         self._pauses = _Pauses(self._rules, self._jitter, self._output)
+        self._size = _BodySize(self._output)
 
     def waits_for(self, busy: int, now_ms: float) -> str:
         """What the next request waits for, while so many are being sent; empty if it may be sent now."""
@@ -90,12 +195,31 @@ class Pace:
             return A_SENDER
         return "" if self._pauses.is_over(busy, now_ms) else A_PAUSE
 
-    def answered(self, group: str, answer: Answer, now_ms: float) -> None:
+    def status(self) -> PaceStatus:
+        """The pace at present."""
+        body = self._size.target
+        return PaceStatus(self._rules.concurrency, None if body == inf else round(body))
+
+    def body_max_bytes(self, now_ms: float) -> float:
+        """Limit of bodies that are cut now, before compression; infinite if none is known."""
+        return self._size.max_bytes(now_ms)
+
+    def is_too_large(self, batch: Batch) -> bool:
+        """Whether the batch is as large as one that was refused, so that it need not be sent to be divided."""
+        return self._size.is_refused(batch)
+
+    def may_send(self, batch: Batch) -> bool:
+        """Whether this batch may be sent, if any may; it must be then."""
+        return self._size.may_send(batch)
+
+    def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Learn from an answer."""
         if answer.verdict in _EVALUATED:
             self._pauses.accepted(now_ms - answer.elapsed_ms, now_ms)
         elif _is_busy(answer):
-            self._pauses.refused(group, answer, now_ms)
+            self._pauses.refused(batch.group, answer, now_ms)
+        if not self._rules.copied:  # there, cuts follow from the rows alone
+            self._size.answered(batch, answer, now_ms)
 
 
 def _is_busy(answer: Answer) -> bool:

@@ -222,17 +222,26 @@ class Refusals:
 
     def _refuse(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle a batch that was refused as a whole for some message in it."""
-        alive = batch.alive
-        if not alive:
+        if not batch.alive:
             self._outbox.end_batch(batch, "released")
-        elif len(batch.parts) > 1:  # perhaps no live part is at fault
-            middle = len(alive) // 2
-            self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
-            self._outbox.end_batch(batch, "split")
         elif batch.count > 1:
-            self.halve(batch)
+            self.divide(batch)
         else:
             self._refused_alone(batch, answer, now_ms)
+
+    def may_divide(self, batch: Batch) -> bool:
+        """Whether the batch may be divided without an answer: no name that it carries is lost, or was ever sent."""
+        return len(batch.parts) > 1 or (batch.parts[0].unsent and self._claims is None)
+
+    def divide(self, batch: Batch) -> None:
+        """Divide a batch of several rows, between its parts or, of a single part, as `halve` does."""
+        if len(batch.parts) == 1:
+            self.halve(batch)
+            return
+        alive = batch.alive  # perhaps no live part is at fault
+        middle = len(alive) // 2
+        self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
+        self._outbox.end_batch(batch, "split")
 
     def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         self._receiver.judge(batch.parts[0], (0,), 0)

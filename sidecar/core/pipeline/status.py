@@ -10,6 +10,7 @@ from sidecar.core.books import GROUPS_MAX, OTHER, Accounts, Books, Counts, Deliv
 from sidecar.core.cutting import Cutter
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.outbox import Stage
+from sidecar.core.delivery.pace import PaceStatus
 from sidecar.core.groups import FailingGroup
 from sidecar.core.intake.intake import Intake
 from sidecar.core.partition.partition import Ownerships, Partition
@@ -76,6 +77,7 @@ class PipelineStatus:
     """Batches that were cut, by reason."""
     tags_refused: Mapping[str, int] = field(default_factory=dict)
     """Messages that were filtered by their tags, by what refused them."""
+    pace: PaceStatus = field(default_factory=PaceStatus)
     twins_waiting: int = 0
     """Messages whose twin is claimed now."""
     delivered: DeliveryCounts = field(default_factory=DeliveryCounts)
@@ -104,6 +106,7 @@ def status_of(
         sends=delivery.delivered.sends.counts(),
         cuts=dict(cutter.cuts),
         tags_refused=dict(intake.refused),
+        pace=delivery.pace.status(),
         twins_waiting=0 if claims is None else claims.askings.waiting,
         delivered=delivery.delivered.read(),
     )

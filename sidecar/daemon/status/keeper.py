@@ -115,6 +115,7 @@ class StatusKeeper:
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status(),
             lane=self._lane(),
+            pace=now.pace,
             waiting=self._find_waiting(now_s),
             activity=self._activity(now),
         )

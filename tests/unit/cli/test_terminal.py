@@ -44,7 +44,7 @@ STATUS = {
     "partitions": [row(SHORT), row(LONG)], "retrying": [], "lag": HUGE + 99, "held_bytes": HUGE, "budget_bytes": HUGE,
     "blocking": [{"group": "p" * 249, "topic": LONG.topic, "partition": LONG.partition}],
     "dead_letters_stored": HUGE, "retries_waiting": 0, "tags_refused": {"mask": HUGE, "look": HUGE},
-    "lane": None, "reload": None,
+    "lane": None, "reload": None, "pace": {"concurrency": 4, "body_bytes": HUGE},
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sidecar.core.books import BOOKS, Books, DeliveryCounts, Histogram, OpenGroup, OpenMessages, Tally
+from sidecar.core.delivery.pace import PaceStatus
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics
@@ -66,6 +67,7 @@ def snapshot() -> StatusSnapshot:
         delay=DelayStatus(
             60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))
         ),
+        pace=PaceStatus(4, 98_304),
         waiting=OpenMessages({TopicPartition("orders", 3): 1_500}, {"paid": OpenGroup(2, 30, 400, 2_500)}),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},

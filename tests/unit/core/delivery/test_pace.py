@@ -6,11 +6,16 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from typing import Any
 
+import pytest
+
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.parts import Batch
-from sidecar.core.records import Answer, Verdict
-from tests.support.shell import ACK, Shell, rows
+from sidecar.core.records import Answer, Run, Verdict
+from tests.support.shell import ACK, FRESH, TP, Shell, rows
 
 SECOND = 1_000.0
 
@@ -41,7 +46,7 @@ class Slow(Shell):
             while self._later and self._later[0][0] <= self.now_ms:
                 at_ms, _, number, answer, after_ms = heapq.heappop(self._later)
                 self.pipeline.answered(number, Answer(answer.verdict, answer.reason, answer.status,
-                    answer.retry_after_ms, elapsed_ms=after_ms), at_ms, 0)  # fmt: skip
+                    answer.retry_after_ms, elapsed_ms=after_ms, sent_bytes=answer.sent_bytes), at_ms, 0)  # fmt: skip
             self.run(1, by_ms)
 
 
@@ -135,3 +140,145 @@ def test_changed_rules_end_a_pause() -> None:
     shell.pipeline.change(shell.pipeline._batching, shell.pipeline._rules)
     shell.until(2 * SECOND)
     assert len(shell.times) > sent
+
+
+TOO_LARGE = Answer(Verdict.TOO_LARGE, "too large", 413)
+
+
+class Limited:
+    """A receiver with a limit of a body's size.
+
+    Args:
+        most: The limit in bytes as sent.
+        packed: Size of a body as sent, per byte before compression.
+    """
+
+    def __init__(self, most: float, packed: float = 1.0) -> None:
+        self.most, self.packed = most, packed
+        self.shell = Slow(self.answer, max_messages=5_000, max_bytes=4 << 20, held=1 << 30, span_max=1 << 30)
+        self.bodies: list[tuple[int, bool]] = []
+        """Size as sent, and whether it was accepted."""
+        self._next = 0
+
+    def answer(self, batch: Batch) -> tuple[Answer, float]:
+        """Accept what is small enough."""
+        size = round(batch.nbytes * self.packed)
+        self.bodies.append((size, size <= self.most))
+        return replace(ACK if size <= self.most else TOO_LARGE, sent_bytes=size), 20
+
+    def deliver(self, nbytes: int, row_bytes: int = 1_000, seconds: float = 30.0) -> list[tuple[int, bool]]:
+        """Deliver so many bytes; return the bodies that were sent."""
+        before = len(self.bodies)
+        for _ in range(10):
+            count = nbytes // row_bytes // 10
+            value = b"x" * (row_bytes - 1)
+            self.shell.read(*[(self._next + i, 0, None, value) for i in range(count)])
+            self._next += count
+            self.shell.until(self.shell.now_ms + seconds * 100)
+        assert self.shell.pipeline.idle
+        return self.bodies[before:]
+
+
+def refusals(bodies: list[tuple[int, bool]]) -> int:
+    """Number of bodies that were refused."""
+    return sum(not taken for _, taken in bodies)
+
+
+@pytest.mark.parametrize(("most", "packed"), [(100_000, 1.0), (1_000_000, 1.0), (100_000, 0.2)])
+def test_the_size_that_is_refused_is_learned(most: int, packed: float) -> None:
+    """At most 15 requests are refused in 20 MB, and 1 % later; the bodies are as large as may be."""
+    receiver = Limited(most, packed)
+    first = receiver.deliver(20_000_000)
+    later = receiver.deliver(20_000_000)
+    assert refusals(first) <= 15
+    assert refusals(later) <= len(later) / 100
+    assert sum(size for size, _ in later) / len(later) >= 0.6 * most
+    assert receiver.shell.letters == []
+
+
+def test_a_limit_that_changes_is_learned_again() -> None:
+    """A lower one by its refusals; a higher one is tried every ten minutes."""
+    receiver = Limited(1_000_000)
+    receiver.deliver(20_000_000)
+    receiver.most = 100_000
+    assert refusals(receiver.deliver(20_000_000)) <= 15
+    for _ in range(3):
+        receiver.shell.until(receiver.shell.now_ms + 601 * SECOND, 1_000)
+        assert refusals(receiver.deliver(2_000_000)) <= 1, "a tenth more is tried"
+    receiver.most = 4 << 20
+    receiver.shell.until(receiver.shell.now_ms + 601 * SECOND, 1_000)
+    receiver.deliver(2_000_000)
+    bodies = receiver.deliver(20_000_000)
+    assert max(size for size, _ in bodies) > 1_500_000
+    assert refusals(bodies) == 0
+
+
+def test_a_single_message_that_is_too_large_teaches_nothing_about_batches() -> None:
+    """Nor does an answer of a sink that has no bodies."""
+    receiver = Limited(500)
+    receiver.deliver(10_000, 1_000)
+    receiver.shell.asked = lambda batch: (ACK, 20)
+    receiver.deliver(10_000, 1_000)
+    assert len(receiver.shell.letters) == 10
+    assert receiver.shell.pipeline.status().pace.body_bytes is None
+
+
+def test_a_message_that_is_too_large_limits_no_other() -> None:
+    """Larger bodies are accepted beside it: the size is not the reason."""
+    receiver = Limited(4 << 20)
+    receiver.deliver(20_000_000)
+    poison = receiver._next + 17
+    limited = receiver.answer
+
+    def asked(batch: Batch) -> tuple[Answer, float]:
+        answer, after_ms = limited(batch)
+        is_there = any(poison in fragment.offsets for fragment in batch.fragments())
+        return (replace(TOO_LARGE, sent_bytes=answer.sent_bytes) if is_there else answer), after_ms
+
+    receiver.shell.asked = asked
+    receiver.deliver(20_000_000)
+    assert [letter.offset for letter in receiver.shell.letters] == [poison]
+    assert receiver.shell.pipeline.delivery.pace.body_max_bytes(receiver.shell.now_ms) == inf
+
+
+@pytest.mark.parametrize(
+    ("answer", "copied"), [(busy(503), False), (TOO_LARGE, True)], ids=["another answer", "a task on Spark"]
+)
+def test_nothing_is_learned_from_what_says_nothing_of_the_size(answer: Answer, *, copied: bool) -> None:
+    """Nor where cuts follow from the rows alone."""
+    shell = Slow(lambda batch: (replace(answer, sent_bytes=batch.nbytes), 20), copied=copied)
+    many_groups(shell, 2, 20)
+    shell.until(SECOND)
+    assert shell.pipeline.status().pace.body_bytes is None
+
+
+def test_a_batch_of_several_parts_is_divided_between_them() -> None:
+    """Before it is sent, once such a body was refused."""
+    shell = Slow(
+        lambda batch: (replace(TOO_LARGE if batch.nbytes > 5_000 else ACK, sent_bytes=batch.nbytes), 20),
+        by_group=True, max_messages=100, linger_ms=1_000,
+    )  # fmt: skip
+    other = TP._replace(partition=1)
+    shell.pipeline.assign(other, "0ther000", FRESH)
+    for start in range(0, 120, 4):
+        batch = [(start + i, 0, None, b"x" * 999) for i in range(4)]
+        shell.read(*batch)
+        shell.pipeline.read(Run(other, batch, start, start + 3), shell.now_ms)
+        shell.until(shell.now_ms + 500)
+    shell.until(shell.now_ms + 10_000)
+    assert shell.pipeline.idle
+    assert sum(verdict is Verdict.TOO_LARGE for _, _, verdict in shell.times) <= 12
+
+
+def test_without_room_for_halves_the_batch_waits() -> None:
+    """As one that was refused."""
+    size = [9_000]
+    shell = Slow(
+        lambda batch: (replace(TOO_LARGE if batch.nbytes > size[0] else ACK, sent_bytes=batch.nbytes), 20),
+        room=StateBudget(extra_bytes=80),
+    )  # fmt: skip
+    for group in range(12):
+        shell.read(*[(group * 20 + i, group, None, b"x" * 499) for i in range(20)])
+    shell.until(60 * SECOND)
+    assert shell.pipeline.idle
+    assert sum(verdict is Verdict.TOO_LARGE for _, _, verdict in shell.times) <= 5
