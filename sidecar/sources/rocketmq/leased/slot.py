@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import orjson
 
@@ -348,20 +348,17 @@ class Topic:
             yield Run(slot.tp, repeats, 0, len(repeats) - 1)
 
 
-class _Left(NamedTuple):
-    tp: TopicPartition
-    identity: Identity
-    state: PartitionState
+_Left: TypeAlias = tuple[TopicPartition, Identity, PartitionState]
 
-    @property
-    def pending(self) -> PartitionState:
-        """The state with only its intents: open messages are handed over again, as new ones."""
-        lanes = {key: lane._replace(open_from=None) for key, lane in self.state.lanes.items() if lane.intents}
-        ranges = [intent for lane in lanes.values() for intent in lane.intents]
-        ranges += [(shared.first, shared.last) for shared in self.state.shared]
-        # Numbers after the last intent were used too, and are never used again.
-        first = min((first for first, _ in ranges), default=self.state.seen)
-        return replace(self.state, watermark=first, lanes=lanes, shared_from=None)
+
+def _pending(state: PartitionState) -> PartitionState:
+    """The state with only its intents: open messages are handed over again, as new ones."""
+    lanes = {key: lane._replace(open_from=None) for key, lane in state.lanes.items() if lane.intents}
+    ranges = [intent for lane in lanes.values() for intent in lane.intents]
+    ranges += [(shared.first, shared.last) for shared in state.shared]
+    # Numbers after the last intent were used too, and are never used again.
+    first = min((first for first, _ in ranges), default=state.seen)
+    return replace(state, watermark=first, lanes=lanes, shared_from=None)
 
 
 def start_all(
@@ -383,28 +380,26 @@ def _start(
     keep: Callable[[LeasedMessage], str] | None,
 ) -> Topic:
     left, other_rules = _left(topic, rows, group, rules)
-    earlier = [slot for slot in left if slot.pending.lanes or slot.pending.shared]
+    earlier = [(tp, identity, state) for tp, identity, state in left if state.shared or _pending(state).lanes]
     newest = left[-1] if left else None
+    seen = newest[2].seen if newest else 0
     if newest and newest not in earlier:
-        seen = newest.state.seen
-        current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
+        tp, identity, _ = newest
     else:
-        number = next(n for n in range(len(earlier) + 1) if all(slot.tp.partition != n for slot in earlier))
-        # Wall time, so that no number is used twice, even if the state is lost.
-        begin = max(time.time_ns() // 1_000, newest.state.seen if newest else 0)
+        number = next(n for n in range(len(earlier) + 1) if all(tp.partition != n for tp, *_ in earlier))
         tp, identity = TopicPartition(topic, number), Identity("", group, "", secrets.randbits(64))
-        state, resumed = PartitionState(begin, begin), newest is not None
-        current = Slot(tp, identity, rules, state, {}, resumed=resumed, kept=keep)
-    slots, used = [], {ProgressKey.of(current.tp)}
+        seen = max(time.time_ns() // 1_000, seen)  # so that no number is used twice, even if the state is lost
+    current = Slot(tp, identity, rules, PartitionState(seen, seen), {}, resumed=newest is not None, kept=keep)
+    slots, used = [], {ProgressKey.of(tp)}
     kept: list[str] = []
-    for slot in earlier:
-        members = _members(slot, rows)
-        slots.append(Slot(slot.tp, slot.identity, rules, slot.pending, members, resumed=True, kept=keep))
-        used |= {ProgressKey.of(slot.tp), *(members_row(slot.tp, chunk) for chunk in members)}
-        used |= {rows_row(slot.tp, chunk) for chunk in members}
-        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(slot.tp, chunk)))]
+    for tp, identity, state in earlier:
+        members = _members(tp, state, rows)
+        slots.append(Slot(tp, identity, rules, _pending(state), members, resumed=True, kept=keep))
+        used |= {ProgressKey.of(tp), *(members_row(tp, chunk) for chunk in members)}
+        used |= {rows_row(tp, chunk) for chunk in members}
+        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(tp, chunk)))]
     stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
-    return Topic(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
+    return Topic(current, slots, newest[0] if newest in earlier and newest else None, stale, other_rules, kept)
 
 
 def _is_ours(key: ProgressKey) -> bool:
@@ -413,7 +408,8 @@ def _is_ours(key: ProgressKey) -> bool:
 
 def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
     """The numberings that can be resumed, by number, and whether rules changed."""
-    left, other_rules = [], False
+    left: list[_Left] = []
+    other_rules = False
     for key, text in rows.items():
         progress = QueueProgress.load(text) if key.topic == topic and not key.label else None
         if progress is None:
@@ -422,16 +418,18 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
         decoded = progress.decoded(identity, rules)
         other_rules |= decoded.origin is Origin.OTHER_RULES
         if decoded.origin is Origin.OURS and decoded.state is not None:
-            left.append(_Left(key.tp, identity, decoded.state))
-    return sorted(left, key=lambda slot: slot.state.seen), other_rules
+            left.append((key.tp, identity, decoded.state))
+    return sorted(left, key=lambda found: found[2].seen), other_rules
 
 
-def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[IntentMember]]:
+def _members(
+    tp: TopicPartition, state: PartitionState, rows: Mapping[ProgressKey, str]
+) -> dict[int, list[IntentMember]]:
     by_row: dict[int, list[IntentMember]] = {}
     for key, text in rows.items():
-        if key[:2] != slot.tp[:2] or not key.label.startswith(MEMBERS):
+        if key[:2] != tp[:2] or not key.label.startswith(MEMBERS):
             continue
-        members = [member for member in read_members(text) if _is_promised(slot.state, member)]
+        members = [member for member in read_members(text) if _is_promised(state, member)]
         if members:
             by_row[int(key.label.removeprefix(MEMBERS))] = members
     return by_row
