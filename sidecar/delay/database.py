@@ -34,7 +34,7 @@ from sidecar.delay.interface import FileDamage
 from sidecar.delay.rows import STORE_BYTES, Kind, Pair
 from sidecar.delay.wal import broken_off, has_write_behind, spoil
 from sidecar.errors import StateError
-from sidecar.state.folder import StateFolder
+from sidecar.state.folder import StateFolder, errors
 
 ROWS = "rows"
 """The folder of the database in that of its store."""
@@ -259,7 +259,7 @@ class RowDatabase:
     @contextmanager
     def errors(self, verb: str) -> Iterator[None]:
         """Raise errors as `StateError`, with the folder and the cure."""
-        with self._folder.errors(verb):
+        with errors(verb, self._folder.path):
             try:
                 with translated():
                     yield

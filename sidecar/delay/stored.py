@@ -15,7 +15,7 @@ from sidecar.delay.reading import VERSION, HeldRows, Pairs, unusable
 from sidecar.delay.rows import STORE_BYTES, Kind, hour_of, prefix
 from sidecar.delay.salvage import LOST, lost, resume, salvage
 from sidecar.errors import StateError
-from sidecar.state.folder import StateFolder
+from sidecar.state.folder import StateFolder, errors
 
 IDENTITY = "identity"
 """Says that the folder has a database, of which version, and what it is called in names."""
@@ -71,7 +71,7 @@ class StoredRows(HeldRows):
             raise
 
     def _open(self, path: Path) -> None:
-        with self._folder.errors("read"):
+        with errors("read", self._folder.path):
             written = self._open_database(path)
             try:
                 self._prepare(self._database)

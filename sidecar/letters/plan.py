@@ -20,7 +20,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.beside import ALL, Chosen, Lettered, LettersBeside, Outline, Totals
+from sidecar.state.beside import ALL, Chosen, LettersBeside, Outline, Totals
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import STATE, ReplayPart, Replays, Target
 
@@ -76,7 +76,7 @@ class LetterPlace(Replays, ABC):
     """For an operator: how records that nobody can delete one by one are deleted; empty if letters can be deleted."""
 
     def __init__(self, file: LettersBeside) -> None:
-        super().__init__(file.state)
+        super().__init__(file)
         self.file = file
         self._token = secrets.token_hex(8)
 
@@ -149,14 +149,14 @@ class StatePlace(LetterPlace):
         pending = self.pending()
         done = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
-        for each in self.file.partitions(chosen):
-            scope = derived_scope(each.scope, "replay", self._token)
-            fresh = (letter for letter in self._outlines(chosen, each) if letter.id not in done)
-            yield Stream(each.tp, scope, self._cut(scope, each.tp, fresh, target, limits), again=False)
+        for of, tp in self.file.partitions(chosen):
+            scope = derived_scope(of, "replay", self._token)
+            fresh = (letter for letter in self._outlines(chosen, of, tp) if letter.id not in done)
+            yield Stream(tp, scope, self._cut(scope, tp, fresh, target, limits), again=False)
 
-    def _outlines(self, chosen: Chosen, of: Lettered) -> Iterator[Outline]:
+    def _outlines(self, chosen: Chosen, scope: str, tp: TopicPartition) -> Iterator[Outline]:
         after = -1
-        while page := self.file.outlines(chosen, of, after, OUTLINES):
+        while page := self.file.outlines(chosen, scope, tp, after, OUTLINES):
             after = page[-1].offset
             yield from page
 

@@ -101,13 +101,6 @@ class Outline(NamedTuple):
     """Size of its row, or of its envelope if it has none."""
 
 
-class Lettered(NamedTuple):
-    """A partition with dead letters; its offsets are valid in `scope`."""
-
-    scope: str
-    tp: TopicPartition
-
-
 class StateBeside:
     """A connection to the state file of a folder, whether a daemon runs or not.
 
@@ -173,25 +166,22 @@ class StateBeside:
         )
 
 
-class LettersBeside:
+class LettersBeside(StateBeside):
     """The dead letters of a folder, whether a daemon runs or not, but for damaged ones; raises like `StateBeside`."""
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
-        self.state = StateBeside(folder)
+        super().__init__(folder)
         self._on_damage = on_damage
-
-    def close(self) -> None:
-        self.state.close()
 
     def totals(self, chosen: Chosen) -> Totals:
         where, values = chosen.where()
         sql = f"SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(max(id), 0) FROM dead_letters WHERE {where}"
-        (row,) = self.state.rows(sql, values)
+        (row,) = self.rows(sql, values)
         return Totals(*row)
 
     def version(self) -> object:
         """Changes with each letter that is stored or deleted."""
-        return self.state.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
+        return self.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
 
     def kinds(self, limit: int) -> list[LettersOfKind]:
         """The groups of letters of one kind, the most frequent first, at most `limit`."""
@@ -200,13 +190,13 @@ class LettersBeside:
             "max(first_at_ms), max(id) FROM (SELECT *, CAST(reason AS TEXT) AS said FROM dead_letters) "
             "GROUP BY group_name, kind ORDER BY count(*) DESC, group_name, kind LIMIT ?"
         )
-        return [LettersOfKind(unstored(name), *rest) for name, *rest in self.state.rows(sql, [limit])]
+        return [LettersOfKind(unstored(name), *rest) for name, *rest in self.rows(sql, [limit])]
 
     def page(self, chosen: Chosen, limit: int, after: int = 0) -> list[StoredLetter]:
         """The chosen letters with an id above `after`, in order of arrival, at most `limit`."""
         where, values = chosen.where()
         sql = f"{SELECT} WHERE id > ? AND {where} ORDER BY id LIMIT ?"
-        return self._sound(self.state.rows(sql, [after, *values, limit]))
+        return self._sound(self.rows(sql, [after, *values, limit]))
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
         """The chosen letters of all pages, few at a time in memory."""
@@ -217,12 +207,12 @@ class LettersBeside:
     def at(self, scope: str, tp: TopicPartition, offset: int) -> StoredLetter | None:
         """The letter of a message; None if there is none."""
         sql = f'{SELECT} WHERE scope = ? AND topic = ? AND partition = ? AND broker = ? AND "offset" = ?'
-        return next(iter(self._sound(self.state.rows(sql, [scope, *tp, offset]))), None)
+        return next(iter(self._sound(self.rows(sql, [scope, *tp, offset]))), None)
 
     def by_ids(self, ids: Sequence[int]) -> list[StoredLetter]:
         """The letters with these ids that still exist, by offset."""
         sql = f'{SELECT} WHERE id IN (SELECT value FROM json_each(?)) ORDER BY "offset"'
-        return self._sound(self.state.rows(sql, [json.dumps(ids)]))
+        return self._sound(self.rows(sql, [json.dumps(ids)]))
 
     def _sound(self, rows: Sequence[DatabaseRow]) -> list[StoredLetter]:
         letters = []
@@ -233,15 +223,13 @@ class LettersBeside:
                 self._on_damage(Damage("dead letter", f"id {row[0]}", "checksum", "left out"))
         return letters
 
-    def partitions(self, chosen: Chosen) -> list[Lettered]:
-        """The partitions that the chosen letters are of."""
+    def partitions(self, chosen: Chosen) -> list[tuple[str, TopicPartition]]:
+        """The partitions that the chosen letters are of, each with the scope in which its offsets are valid."""
         where, values = chosen.where()
-        rows = self.state.rows(
-            f"SELECT DISTINCT scope, topic, partition, broker FROM dead_letters WHERE {where}", values
-        )
-        return sorted(Lettered(scope, TopicPartition(*rest)) for scope, *rest in rows)
+        rows = self.rows(f"SELECT DISTINCT scope, topic, partition, broker FROM dead_letters WHERE {where}", values)
+        return sorted((scope, TopicPartition(*rest)) for scope, *rest in rows)
 
-    def outlines(self, chosen: Chosen, of: Lettered, after: int, limit: int) -> list[Outline]:
+    def outlines(self, chosen: Chosen, scope: str, tp: TopicPartition, after: int, limit: int) -> list[Outline]:
         """The chosen letters of a partition whose offset is above `after`, by offset, at most `limit`."""
         where, values = chosen.where()
         sql = (
@@ -249,17 +237,17 @@ class LettersBeside:
             f'WHERE scope = ? AND topic = ? AND partition = ? AND broker = ? AND "offset" > ? AND {where} '
             'ORDER BY "offset" LIMIT ?'
         )
-        rows = self.state.rows(sql, [of.scope, *of.tp, after, *values, limit])
+        rows = self.rows(sql, [scope, *tp, after, *values, limit])
         return [Outline(id_, offset, unstored(name), size) for id_, offset, name, size in rows]
 
     def delete(self, chosen: Chosen) -> Iterator[int]:
         """Delete the chosen letters some at a time, each time durably; yield the number of each step."""
         where, values = chosen.where()
-        ids = [id_ for (id_,) in self.state.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
+        ids = [id_ for (id_,) in self.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
         for start in range(0, len(ids), DELETED_AT_ONCE):
-            with self.state.transaction() as connection:
+            with self.transaction() as connection:
                 deleted = delete_letters(connection, ids[start : start + DELETED_AT_ONCE])
-            self.state.return_space()
+            self.return_space()
             yield deleted
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sidecar.errors import StateError
 from sidecar.state import schema
-from sidecar.state.folder import Presence, StateFolder, set_aside, state_error
+from sidecar.state.folder import Presence, StateFolder, errors, set_aside
 from sidecar.state.interface import Damage
 from sidecar.state.schema import DamagedStateError, DatabaseRow
 
@@ -78,10 +78,8 @@ class Database:
 
     def _present(self) -> Presence:
         """The files, with the log that SQLite created in `_prepare` and keeps while a connection is open."""
-        try:
+        with errors("find", self.path):
             return Presence([Path(f"{self.path}{suffix}") for suffix in ("", "-wal", "-shm")])
-        except OSError as error:
-            raise state_error("find", self.path, error) from error
 
     def _connect_sound(self) -> sqlite3.Connection:
         self._folder.file(DATABASE_FILE)

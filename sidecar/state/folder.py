@@ -139,6 +139,15 @@ def state_error(action: str, path: Path, error: OSError) -> StateError:
     return StateError(f"state folder: cannot {action} {path}: {error.strerror or error}", hint=cure)
 
 
+@contextlib.contextmanager
+def errors(action: str, path: Path) -> Iterator[None]:
+    """Raise errors of the operating system as `StateError`, with the path and the cure."""
+    try:
+        yield
+    except OSError as error:
+        raise state_error(action, path, error) from error
+
+
 def is_read_only(path: Path) -> bool:
     """Whether no process can write to the file system of a path."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
@@ -154,13 +163,18 @@ def holder_of(folder: Path) -> str:
         # Released at once; shared, so that two callers do not see each other.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        return f"pid {pid}" if pid else "another process"
+        return _written_in(fd)
     except OSError:
         return ""
     finally:
         os.close(fd)
     return ""
+
+
+def _written_in(fd: int) -> str:
+    """The process whose number the lock file has."""
+    pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+    return f"pid {pid}" if pid else "another process"
 
 
 class StateFolder:
@@ -195,10 +209,10 @@ class StateFolder:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            holder = _written_in(self._fd)
             self.close()
             raise StateError(
-                f"state folder: {self.path} is in use by {f'pid {holder}' if holder else 'another process'}",
+                f"state folder: {self.path} is in use by {holder}",
                 hint="stop that process, or set state.dir in the configuration: each sidecar needs a folder of its own",
             ) from error
         except OSError as error:
@@ -225,14 +239,6 @@ class StateFolder:
         except OSError as error:
             raise state_error("open", path, error) from error
         return path
-
-    @contextlib.contextmanager
-    def errors(self, action: str) -> Iterator[None]:
-        """Raise errors of the system as `StateError`, with the folder and the cure."""
-        try:
-            yield
-        except OSError as error:
-            raise state_error(action, self.path, error) from error
 
     def sync(self) -> None:
         """Make new and renamed files outlive a power loss."""

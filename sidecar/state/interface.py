@@ -98,25 +98,16 @@ class StoredLetter:
         """The stored form of a dead letter.
 
         Args:
-            letter: The message that the core gave up.
             at_ms: Wall time in milliseconds, used if the message was never sent.
             envelope: The message with its origin, key, headers and value, so that it can be sent again.
         """
         last = letter.attempts[-1] if letter.attempts else None
+        topic, partition, broker = letter.tp
+        first_at_ms = letter.attempts[0].at_ms if letter.attempts else at_ms
         return cls(
-            topic=letter.tp.topic,
-            partition=letter.tp.partition,
-            offset=letter.offset,
-            scope=letter.scope,
-            group_name=letter.group,
-            reason=letter.reason,
-            status=last.status if last else None,
-            attempts=letter.attempts,
-            first_at_ms=letter.attempts[0].at_ms if letter.attempts else at_ms,
-            row=letter.row,
-            envelope=envelope,
-            broker=letter.tp.broker,
-        )
+            topic, partition, letter.offset, letter.scope, letter.group, letter.reason, last.status if last else None,
+            letter.attempts, first_at_ms, letter.row, envelope, broker,
+        )  # fmt: skip
 
     @property
     def tp(self) -> TopicPartition:

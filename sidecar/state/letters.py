@@ -54,17 +54,9 @@ class LetterStore:
 
 def row_of(letter: StoredLetter) -> DatabaseRow:
     """The columns of a letter without its id; the last one is the checksum."""
-    row = (
-        *letter.identity,
-        storable(letter.group_name),
-        storable(letter.reason),
-        letter.status,
-        json.dumps(letter.attempts),
-        letter.first_at_ms,
-        letter.row,
-        letter.envelope,
-        letter.size_bytes,
-    )
+    attempts, texts = json.dumps(letter.attempts), map(storable, (letter.group_name, letter.reason))
+    contents = letter.row, letter.envelope, letter.size_bytes
+    row = (*letter.identity, *texts, letter.status, attempts, letter.first_at_ms, *contents)
     return (*row, checksum(*row))
 
 
@@ -78,20 +70,9 @@ def letter_of(row: DatabaseRow) -> StoredLetter:
     id_, scope, topic, partition, broker, offset, group_name, reason, status, *rest = row
     attempts, first_at_ms, data, envelope, *_ = rest
     return StoredLetter(
-        topic=topic,
-        partition=partition,
-        broker=broker,
-        offset=offset,
-        scope=scope,
-        group_name=unstored(group_name),
-        reason=unstored(reason),
-        status=status,
-        attempts=tuple(Attempt(*attempt) for attempt in loads(attempts)),
-        first_at_ms=first_at_ms,
-        row=data,
-        envelope=envelope,
-        id=id_,
-    )
+        topic, partition, offset, scope, unstored(group_name), unstored(reason), status,
+        tuple(Attempt(*attempt) for attempt in loads(attempts)), first_at_ms, data, envelope, broker, id_,
+    )  # fmt: skip
 
 
 def storable(text: str) -> str | bytes:

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS
@@ -172,18 +172,13 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
 def state_of(text: str) -> PartitionState | None:
     """The state in metadata of any group and any rules, for display only; None if Sidecar did not write it."""
     content = _content(text)
-    return None if content is None else content.state
+    return None if content is None else content[1]
 
 
-class _Content(NamedTuple):
-    """The decoded fields of metadata, whatever its group and rules."""
-
-    identity: tuple[int, bytes, bytes, bytes]
-    """Incarnation, and the hashes of group, topic and rules."""
-    state: PartitionState
-    stamp: Stamp | None
-    parent: Stamp | None
-    ancestors: tuple[Stamp, ...]
+_Content: TypeAlias = tuple[
+    tuple[int, bytes, bytes, bytes], PartitionState, Stamp | None, Stamp | None, tuple[Stamp, ...]
+]
+"""Incarnation and hashes of group, topic and rules; and the fields of `Decoded` from `state` on."""
 
 
 def _content(text: str) -> _Content | None:
@@ -200,7 +195,7 @@ def _content(text: str) -> _Content | None:
         state.tries.update(reader.tries(list(_places(state.lanes))))
         stores, parked = reader.stores()
         state = replace(state, stores=stores, parked=parked)
-        return _Content(identity, state, stamp, parent, tuple(reader.ancestors()))
+        return identity, state, stamp, parent, tuple(reader.ancestors())
     except (binascii.Error, ValueError, struct.error, IndexError):
         return None
 

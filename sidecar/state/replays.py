@@ -132,16 +132,8 @@ def _delete(connection: sqlite3.Connection, part: ReplayPart) -> None:
 
 
 def _insert(connection: sqlite3.Connection, part: ReplayPart) -> ReplayPart:
-    columns = (
-        part.source,
-        part.target,
-        part.scope,
-        *part.tp,
-        storable(part.group),
-        part.first,
-        part.last,
-        json.dumps(part.letters),
-    )
+    place = part.source, part.target, part.scope, *part.tp
+    columns = (*place, storable(part.group), part.first, part.last, json.dumps(part.letters))
     added = connection.execute(_INSERT, (*columns, checksum(*columns)))
     return replace(part, id=added.lastrowid or 0)
 

@@ -13,7 +13,7 @@ from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.database import Database, checksum
-from sidecar.state.folder import IDS_FOLDER, StateFolder, make_private
+from sidecar.state.folder import IDS_FOLDER, StateFolder, errors, make_private
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,
@@ -53,7 +53,7 @@ class Store:
         self._bound: tuple[str, str] | None = None
         self._folder = StateFolder(Path(folder))
         try:
-            with self._folder.errors("read"):
+            with errors("read", self._folder.path):
                 make_private(self._folder.path)
             self._database = Database(self._folder, self._damages.append, self._rebind)
             self.ids = NoStoredIds()
@@ -67,7 +67,7 @@ class Store:
         self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
 
     def _has_ids(self) -> bool:
-        with self._folder.errors("read"):
+        with errors("read", self._folder.path):
             if (self._folder.path / IDS_FOLDER).exists():
                 return True
         with suppress(StateError):  # a damaged file, which is set aside
@@ -82,13 +82,8 @@ class Store:
             refuse_another_group(f"the state folder {self._folder.path}", bound_group, group_id)
             same = same_cluster(bound_cluster, cluster_id)
             if not same:
-                for statement in (
-                    "DELETE FROM partitions",
-                    "DELETE FROM progress",
-                    "DELETE FROM ids",
-                    "DELETE FROM meta",
-                ):
-                    connection.execute(statement)
+                for table in ("partitions", "progress", "ids", "meta"):
+                    connection.execute(f"DELETE FROM {table}")
             bound = (cluster_id or bound_cluster, group_id)
             _put_meta(connection, "identity", bound)
         if not same:
@@ -196,10 +191,8 @@ def _put_meta(connection: sqlite3.Connection, name: str, value: tuple[str, str])
 
 def _partition_row(snapshot: PartitionSnapshot) -> DatabaseRow:
     # The incarnation is an unsigned 64-bit number, which SQLite's integers cannot hold.
-    row = (
-        *(*snapshot.tp, snapshot.topic_id, f"{snapshot.incarnation:x}"),
-        *(snapshot.watermark, snapshot.floor, *snapshot.bitmaps),
-    )
+    place = (*snapshot.tp, snapshot.topic_id, f"{snapshot.incarnation:x}")
+    row = (*place, snapshot.watermark, snapshot.floor, *snapshot.bitmaps)
     return (*row, checksum(*row))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from sidecar import files
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import GROWTH, RUN_MAX, Keys, SortedRun
-from sidecar.state.folder import IDS_FOLDER, state_error
+from sidecar.state.folder import IDS_FOLDER, errors
 from sidecar.state.ids.file import Look, MappedRun, open_run, write
 from sidecar.state.ids.places import IdFile, Places
 from sidecar.state.interface import Damage
@@ -46,11 +46,9 @@ class IdFiles:
     def add_keys(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
         """Store rising keys durably."""
         number = max((file.last for file in self._files(tp)), default=0) + 1
-        try:
+        with errors("write", self._places.of(tp)):
             self._places.made(tp)
             self._make(tp, generation, number, number, [keys], ())
-        except OSError as error:
-            raise state_error("write", self._places.of(tp), error) from error
 
     def totals(self, tp: TopicPartition) -> dict[str, int]:
         """The names of a partition's files, each with its checksum."""
@@ -75,18 +73,14 @@ class IdFiles:
         """Partitions with a file that is no longer the mapped one; takes 2 µs per file; from any thread."""
         with self._lock:
             known = [(tp, file) for tp, open_files in self._open.items() for file in open_files]
-        try:
+        with errors("look at", self._places.folder):
             return {tp for tp, file in known if Look.at(file.path) != file.run.look}
-        except OSError as error:
-            raise state_error("look at", self._places.folder, error) from error
 
     def mend(self, tp: TopicPartition) -> None:
         """Write removed or replaced files again from their mapping; check changed ones."""
         for file in self._files(tp):
-            try:
+            with errors("write", file.path):
                 self._mend(tp, file)
-            except OSError as error:
-                raise state_error("write", file.path, error) from error
 
     def _mend(self, tp: TopicPartition, file: IdFile) -> None:
         now, known = Look.at(file.path), file.run.look
@@ -121,10 +115,8 @@ class IdFiles:
             together = _alike(own)
             if len(together) > 1:
                 keys = [file.run.keys for file in together]
-                try:
+                with errors("write", self._places.of(tp)):
                     self._make(tp, generation, together[0].first, together[-1].last, keys, together)
-                except OSError as error:
-                    raise state_error("write", self._places.of(tp), error) from error
 
     def _make(
         self, tp: TopicPartition, generation: int, first: int, last: int, keys: Sequence[Keys], old: Sequence[IdFile]
@@ -160,10 +152,8 @@ class IdFiles:
             if tp not in self._open and not self._places.has(tp):
                 return
             for file in [file for file in self._files(tp) if file.generation < generation]:
-                try:
+                with errors("remove", file.path):
                     files.remove(file.path)
-                except OSError as error:
-                    raise state_error("remove", file.path, error) from error
                 self._open[tp].remove(file)
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
@@ -177,13 +167,11 @@ class IdFiles:
         if not originals:
             return
         folder = self._places.of(target)
-        try:
+        with errors("write", folder):
             files.make_folder(folder)
             for file in originals:
                 _link(file.path, folder / file.path.name)
             files.sync(folder)
-        except OSError as error:
-            raise state_error("write", folder, error) from error
         with self._lock:
             self._open.pop(target, None)
 

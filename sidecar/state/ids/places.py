@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from sidecar import files
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
-from sidecar.state.folder import state_error
+from sidecar.state.folder import errors, state_error
 from sidecar.state.ids.file import DamagedIdsError, MappedRun, open_run
 from sidecar.state.interface import Damage, same_cluster
 
@@ -53,7 +53,7 @@ class Places:
         """Remove another owner's files, and unowned ones unless they are `ours`; return whether there were none."""
         self._owner = owner
         path = self.folder / _OWNER
-        try:
+        with errors("write", path):
             if not self.folder.exists():
                 return True
             names = _pair(files.read_from(path))
@@ -68,8 +68,6 @@ class Places:
             if names != owner:
                 files.put(path, json.dumps(owner).encode())
             return same
-        except OSError as error:
-            raise state_error("write", path, error) from error
 
     def _remove_all(self) -> None:
         for folder in self.folder.iterdir():
@@ -84,10 +82,8 @@ class Places:
 
     def has(self, tp: TopicPartition) -> bool:
         """Whether a partition has a folder; raises `StateError` if the folder cannot be examined."""
-        try:
+        with errors("read", self.of(tp)):
             return self.of(tp).exists()
-        except OSError as error:
-            raise state_error("read", self.of(tp), error) from error
 
     def made(self, tp: TopicPartition) -> Path:
         """The folder of a partition, created if it is missing; it has a file that names its owner.
@@ -105,10 +101,8 @@ class Places:
         """The complete files of an earlier process, which may overlap, and the names of damaged ones."""
         folder = self.of(tp)
         named: list[tuple[int, int, int, Path]] = []
-        try:
+        with errors("read", folder):
             there = list(folder.iterdir()) if folder.exists() else []
-        except OSError as error:
-            raise state_error("read", folder, error) from error
         for path in there:
             if parts := _parts(path.name):
                 generation, first, last = parts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import checksum
@@ -54,16 +53,10 @@ def load(
     return segments
 
 
-class Page(NamedTuple):
-    """Segments of one generation, and the numbers of their rows."""
-
-    generation: int
-    rows: list[tuple[int]]
-    ids: list[bytes]
-
-
-def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]) -> Page | None:
-    """The first segments of a partition's lowest generation; None if there are none."""
+def page(
+    connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]
+) -> tuple[int, list[tuple[int]], list[bytes]] | None:
+    """A partition's lowest generation, with rows and ids of its first segments; None if there are none."""
     rows: list[DatabaseRow] = []
     size = 0
     cursor = connection.execute(
@@ -81,7 +74,7 @@ def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable
         return None
     generation = rows[0][1]
     ids = [_sound(tp, generation, level, data, crc, on_damage) for _, _, level, data, crc in rows]
-    return Page(generation, [(row[0],) for row in rows], ids)
+    return generation, [(row[0],) for row in rows], ids
 
 
 def remove(connection: sqlite3.Connection, rows: list[tuple[int]]) -> None:

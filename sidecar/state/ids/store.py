@@ -157,10 +157,11 @@ class IdStore(NoStoredIds):
                 page = id_segments.page(connection, tp, self._on_damage)
             if page is None:
                 return
-            self.files.add_keys(tp, page.generation, _keys_of(page.ids))
+            generation, rows, ids = page
+            self.files.add_keys(tp, generation, _keys_of(ids))
             totals = self.files.totals(tp)
             with self._database.transaction() as connection:
-                id_segments.remove(connection, page.rows)
+                id_segments.remove(connection, rows)
                 _put_listed(connection, tp, totals)
             self._listed[tp] = totals
             self._database.return_space()

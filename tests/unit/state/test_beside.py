@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import NoStateError
 from sidecar.state import beside as module
-from sidecar.state.beside import Chosen, Lettered, LettersBeside, LettersOfKind, Outline, Totals
+from sidecar.state.beside import Chosen, LettersBeside, LettersOfKind, Outline, Totals
 from sidecar.state.interface import Damage
 from sidecar.state.store import Store
 from tests.support.letters import letter
@@ -121,14 +121,13 @@ def test_letters_are_outlined_by_partition(beside: LettersBeside) -> None:
     """By offset behind another one, up to a limit; the size is that of the row."""
     orders, bills = TopicPartition("orders", 3), TopicPartition("bills", 3)
     scope = LETTERS[0].scope
-    assert beside.partitions(Chosen()) == [Lettered(scope, bills), Lettered(scope, orders)]
-    assert beside.partitions(Chosen(topic="bills")) == [Lettered(scope, bills)]
-    of = Lettered(scope, orders)
+    assert beside.partitions(Chosen()) == [(scope, bills), (scope, orders)]
+    assert beside.partitions(Chosen(topic="bills")) == [(scope, bills)]
     ids = {each.offset: each.id for each in beside.page(Chosen(), 10)}
-    assert beside.outlines(Chosen(group="paid"), of, 0, 9) == [
+    assert beside.outlines(Chosen(group="paid"), scope, orders, 0, 9) == [
         Outline(ids[1], 1, "paid", 5), Outline(ids[3], 3, "paid", 5)
     ]  # fmt: skip
-    assert [each.offset for each in beside.outlines(Chosen(), of, 1, 1)] == [2]
+    assert [each.offset for each in beside.outlines(Chosen(), scope, orders, 1, 1)] == [2]
 
 
 def test_deleting_goes_in_steps(beside: LettersBeside, monkeypatch: pytest.MonkeyPatch) -> None:

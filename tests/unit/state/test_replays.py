@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def replays(store: Store, tmp_path: Path) -> Iterator[Replays]:
     """The record beside the process that has the folder open."""
     with closing(LettersBeside(tmp_path, lambda _: None)) as beside:
-        yield Replays(beside.state)
+        yield Replays(beside)
 
 
 def test_a_part_is_pending_from_its_record_to_its_end(replays: Replays) -> None:
