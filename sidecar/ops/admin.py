@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -87,33 +88,18 @@ class _Reply(NamedTuple):
     """The Content-Security-Policy."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Answers:
-    """The WSGI application of the endpoint.
+    """The WSGI application of the endpoint: for probes, there are no names; the token authorizes all requests."""
 
-    Args:
-        names: None for probes.
-        token: Authorizes all requests.
-    """
-
-    def __init__(
-        self,
-        snapshot: Callable[[], StatusSnapshot],
-        metrics: Callable[[], bytes],
-        history: History,
-        names: HostNames | None,
-        asks: Mapping[str, Ask],
-        token: str,
-        tokens: Mapping[str, str],
-        kinds: Callable[[], Sequence[LetterKind]],
-    ) -> None:
-        self._snapshot = snapshot
-        self._metrics = metrics
-        self._history = history
-        self._names = names
-        self._asks = asks
-        self._token = token
-        self._tokens = tokens
-        self._kinds = kinds
+    _snapshot: Callable[[], StatusSnapshot]
+    _metrics: Callable[[], bytes]
+    _history: History
+    _names: HostNames | None
+    _asks: Mapping[str, Ask]
+    _token: str
+    _tokens: Mapping[str, str]
+    _kinds: Callable[[], Sequence[LetterKind]]
 
     @property
     def is_probe(self) -> bool:
@@ -234,11 +220,12 @@ class AdminServer:
         self._key = key
         self._token = secrets.token_urlsafe(32)
         self._history = History(snapshot)
+        known = None if is_probe else HostNames((listen[0], *names))
         self._answer = _Answers(
             snapshot,
             metrics or _metrics_of(snapshot),
             self._history,
-            None if is_probe else HostNames((listen[0], *names)),
+            known,
             asks or {},
             self._token,
             tokens or {},

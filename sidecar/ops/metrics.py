@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import product
+from itertools import chain, product
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -50,7 +50,7 @@ Row: TypeAlias = tuple[Sequence[str], float]
 """Values of the labels, and the sample."""
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of one process, in a separate registry.
 
     Args:
@@ -59,22 +59,17 @@ class Metrics:
     """
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot] | None, *more: Callable[[], Iterable[Metric]]) -> None:
+        self._collected = (*([] if snapshot is None else [lambda: _status(snapshot())]), *more)
         self._registry = CollectorRegistry()
-        for collect in (*([] if snapshot is None else [lambda: _status(snapshot())]), *more):
-            self._registry.register(_Collected(collect))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        return chain.from_iterable(collect() for collect in self._collected)
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self._registry)
-
-
-class _Collected(Collector):
-    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics()
 
 
 def _status(now: StatusSnapshot) -> Iterator[Metric]:

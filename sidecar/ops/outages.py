@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -40,16 +41,14 @@ Callers log each failure, and the end after each series of failures; this module
 _ENDS = {end: failure for failure, end in FAILURES.items() if end}
 
 
+@dataclass(slots=True)
 class _Subject:
     """A subject that fails or failed, for example a group."""
 
-    __slots__ = ("is_open", "since_s", "told_s")
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.since_s = 0.0
-        self.told_s = float("-inf")
-        """Time of the last line about its failure."""
+    is_open: bool = False
+    since_s: float = 0.0
+    told_s: float = float("-inf")
+    """Time of the last line about its failure."""
 
 
 class _Outage:
