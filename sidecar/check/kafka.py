@@ -84,12 +84,7 @@ class _KafkaChecker:
             (self._refusals if is_credentials(error) else self._problems).append(text_of(error))
 
     def connect(self) -> None:
-        """Get the list of topics.
-
-        Raises:
-            UnavailableError: No broker answers.
-            CredentialsError: The credentials or certificates are refused.
-        """
+        """Get the list of topics; raises `UnavailableError`, or `CredentialsError` if credentials are refused."""
         deadline_s, servers = time.monotonic() + REACH_S, self._settings.bootstrap_servers
         while self._metadata is None:
             reason = ""

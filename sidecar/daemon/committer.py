@@ -25,13 +25,7 @@ SOUGHT = "cancelled messages are being sought"
 
 
 class Committer:
-    """Makes settled state durable when the pipeline requests it. Main thread only.
-
-    Args:
-        pipeline: Requests commits, and is notified of their ends.
-        writer: Writes the journal of message ids.
-        watch: Reports whether the state folder is in its place.
-    """
+    """Makes settled state durable when the pipeline requests it. Main thread only."""
 
     def __init__(
         self,

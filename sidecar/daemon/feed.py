@@ -22,12 +22,7 @@ BUSY_POLL_S, DUE_POLL_S = 0.005, 0.001
 
 
 class Feed:
-    """Passes partitions and messages from the source to the core; only for the main thread.
-
-    Args:
-        snapshots: Have the offsets settled by an earlier process.
-        has_ledger: Whether a ledger knows which messages above the watermark are settled.
-    """
+    """Passes partitions and messages from the source to the core; only for the main thread."""
 
     def __init__(
         self,

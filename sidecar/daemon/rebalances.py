@@ -24,14 +24,7 @@ log = structlog.get_logger()
 
 
 class RebalanceListener:
-    """A `sources.base.Listener`; only for the main thread.
-
-    Args:
-        committer: Commits settled messages of partitions that are revoked.
-        ids: Drops the ids of revoked partitions.
-        feed: Gives assigned partitions to the core.
-        take_inbox: Handles the answers that a revocation waits for, see `Committer.now`.
-    """
+    """A `sources.base.Listener`; only for the main thread."""
 
     def __init__(
         self,

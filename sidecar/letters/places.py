@@ -257,13 +257,7 @@ _NOTHING_HERE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFF
 
 
 class DeadLetterQueues(LetterTopic):
-    """The topic's queues, one at each broker; there are none before the first dead letter.
-
-    Raises:
-        ConfigError: The client reaches no name server.
-        UnavailableError: Name servers or brokers do not answer.
-        CredentialsError: They refuse.
-    """
+    """The topic's queues, one at each broker, none before the first dead letter; raises like `Inquiry`."""
 
     deleted_by = "a broker of RocketMQ deletes them after its fileReservedTime"
 

@@ -304,12 +304,7 @@ def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False
 def open_dead_letters(
     settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None
 ) -> DeadLetterStore:
-    """Open the store of dead letters that the settings name.
-
-    Args:
-        keeper: Stores them if no topic is named.
-        send_back: Hands a message back; RocketMQ only.
-    """
+    """Open the store of dead letters that the settings name, else the keeper's; `send_back` is RocketMQ's."""
     place, row_format = settings.dead_letters, settings.sink.chosen.row_format
     return dead_letter_store(place, row_format, settings.source.kafka_, keeper, fetch, send_back)
 

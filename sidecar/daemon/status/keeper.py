@@ -42,12 +42,7 @@ WAITING_EVERY_S = 2.0
 
 
 class StatusKeeper:
-    """Keeps the latest snapshot: `refresh` on the main thread, `latest` from any.
-
-    Args:
-        budget_bytes: Share of `memory.budget` for held messages.
-        reload: Has the settings in force.
-    """
+    """Keeps the latest snapshot: `refresh` on the main thread, `latest` from any."""
 
     def __init__(
         self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, reload: ConfigReload

@@ -51,12 +51,7 @@ def read_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
-    """Write a file durably, completely or not at all, replacing an existing one.
-
-    Args:
-        path: The file; its folder is created if it is missing.
-        exclusive: Whether an existing file stays unchanged.
-    """
+    """Write a file durably, completely or not at all, in its folder; an existing one stays if it is `exclusive`."""
     try:
         files.make_folder(path.parent, shared=True)
         files.put_shared(path, data, shared=True, exclusive=exclusive)
