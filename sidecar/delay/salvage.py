@@ -10,12 +10,14 @@ RocksDB makes that again from the files, beside them.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
-from rocksdict import AccessType, Rdict, WriteBatch
+from rocksdict import AccessType, Rdict, ReadOptions, WriteBatch
 
 from sidecar import files
 from sidecar.core.delays import SEQUENCE_BITS
@@ -53,6 +55,8 @@ _WHOLE = "lost"
 LOST = f"{ROWS}/{_WHOLE}"
 """Has what could not be copied, until that has been reported; a copy that has it is whole."""
 _TAIL = KEY.size - 1
+_FILE = re.compile(r"\d+\.sst")
+_TWINS = {Kind.PARTITION: Kind.SPARE, Kind.SPARE: Kind.PARTITION}
 _AT_ONCE = 1_000
 
 
@@ -121,7 +125,7 @@ def _copied(path: Path, identity: int | None, why: Exception | None) -> list[Fil
     files.sync(path)
     new = Rdict(str(copy), options())
     try:
-        copying = _Copying(rows, damaged, new)
+        copying = _Copying(rows, damaged, new, path / MADE)
         found += copying.run(identity)
         base = sum(BASE.unpack(raw)[0] for _, raw in copying.readable(Kind.BASE))
         number = base + damaged.latest_sequence_number() - new.latest_sequence_number() - 1
@@ -143,27 +147,44 @@ def _opened(rows: Path, made: Path, why: Exception | None) -> tuple[Rdict, list[
     try:
         if not isinstance(why, GapError):
             with translated():
-                return Rdict(str(rows), options(skips_damage=True), access_type=AccessType.read_only()), found
+                return _read_only(rows), found
     except (DamageError, FileNotFoundError) as error:
         if why is None:
             found.append(FileDamage(rows, f"{error}: it is not known how many messages are lost with that", 0))
-    made.mkdir()
-    for each in rows.iterdir():
-        if each.suffix in {".sst", ".log"}:
-            os.link(each, made / each.name)
-    Rdict.repair(str(made), options())
+    _repair(rows, made)
     lacking = sorted(each.name for each in (made / "lost").glob("*.sst"))
     if lacking:
         text = f"{', '.join(lacking)} cannot be read"
         if why is not None:
             raise DamageError(text)
         found.append(FileDamage(rows, f"{text}, and it is not known how many messages are lost with that", 0))
-    return Rdict(str(made), options(skips_damage=True), access_type=AccessType.read_only()), found
+    return _read_only(made), found
+
+
+def _read_only(path: Path) -> Rdict:
+    return Rdict(str(path), options(skips_damage=True), access_type=AccessType.read_only())
+
+
+def _repair(rows: Path, made: Path, but: str = "") -> None:
+    """Make a database of links to the files of another one, without one of them."""
+    made.mkdir(parents=True)
+    for each in rows.iterdir():
+        if each.suffix in {".sst", ".log"} and each.name != but:
+            os.link(each, made / each.name)
+    Rdict.repair(str(made), options())
 
 
 class _Copying:
-    def __init__(self, path: Path, damaged: Rdict, new: Rdict) -> None:
-        self._path, self._damaged, self._new = path, damaged, new
+    """A copy of what can be read.
+
+    Args:
+        made: A folder for other views of the same files.
+    """
+
+    def __init__(self, path: Path, damaged: Rdict, new: Rdict, made: Path) -> None:
+        self._path, self._damaged, self._new, self._made = path, damaged, new, made
+        self._others = dict[str, Rdict]()
+        """Databases without a damaged file; and with all, for reads without checksums, which its cache keeps."""
         self._store = b""
         """The store's identity."""
         self._lacking = set[Kind]()
@@ -253,11 +274,40 @@ class _Copying:
                     for key, value in pairs(self._damaged.iter(), kind, first):
                         yield key, value
                         first = key + b"\0"
-            except DamageError:
+            except DamageError as error:
                 self._lacking.add(kind)
-                first = self._behind(kind, first)
+                behind = self._behind(kind, first)
+                yield from self._confirmed(kind, first, behind, str(error))
+                first = behind
             else:
                 return
+
+    def _confirmed(self, kind: Kind, first: bytes, end: bytes | None, why: str) -> Iterator[Pair]:
+        """The pairs of a damaged range that are in two places: a block may span many that sound files have.
+
+        Read without checksums, the database has what was removed or replaced last. Another place shows that a pair has
+        no wrong bit.
+        """
+        if (name := _FILE.search(why)) is None:
+            return
+        with suppress(DamageError), translated():
+            unchecked = ReadOptions()
+            unchecked.set_verify_checksums(False)
+            all_files, sound, twin = self._other(""), self._other(name[0]), _TWINS.get(kind)
+            for key, value in pairs(all_files.iter(unchecked), kind, first, end):
+                again = all_files.get(twin + key[1:], read_opt=unchecked) if twin else None
+                if value in (sound.get(key), again):
+                    yield key, value
+
+    def _other(self, but: str) -> Rdict:
+        found = self._others.get(but)
+        if found is None:
+            folder = Path(self._damaged.path())
+            if but:
+                folder = self._made / f"but-{but}"
+                _repair(Path(self._damaged.path()), folder, but)
+            found = self._others[but] = _read_only(folder)
+        return found
 
     def _behind(self, kind: Kind, first: bytes) -> bytes | None:
         """The first place behind damage, of which this is the beginning; None if there is none."""
