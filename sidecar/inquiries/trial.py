@@ -32,10 +32,6 @@ _KNOWN = {
 }  # fmt: skip
 
 
-class SampleError(ConfigError):
-    """A line of the sample is no message."""
-
-
 class SampleMessage(NamedTuple):
     """A message of the sample."""
 
@@ -149,8 +145,7 @@ def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[SampleMe
     Defaults: the source's first topic, partition 0, and the number of the line as offset.
 
     Raises:
-        ConfigError: The source is not Kafka.
-        SampleError: A line is no message.
+        ConfigError: The source is not Kafka, or a line is no message.
     """
     if settings.source.rocketmq is not None:
         raise ConfigError(
@@ -169,7 +164,7 @@ def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[SampleMe
             ends[message.tp] = message.offset + 1
             yield message
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise SampleError(
+            raise ConfigError(
                 f"line {number + 1} of the sample is no message: {error}",
                 hint='each line is like {"headers": [["tag", "paid"]], "value": "{}"}; bytes are in value_base64',
             ) from error

@@ -39,21 +39,23 @@ PRIVATE = ("localhost", "svc", "cluster.local", "internal")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?")
 
 
-class HostNames:
-    """Values of `Host`: an IP address, a name without a dot or in a private domain, this host's name, and others."""
+def host_check(others: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a header `Host` names this server; a missing one does too, since browsers always send one.
 
-    def __init__(self, others: Iterable[str]) -> None:
-        self._others = {name.lower().rstrip(".") for name in (*others, socket.gethostname())}
+    Names are an IP address, a name without a dot or in a private domain, this host's name, and these others.
+    """
+    known = {name.lower().rstrip(".") for name in (*others, socket.gethostname())}
 
-    def has(self, host: str) -> bool:
-        """Whether a header `Host` names this server; a missing header does too, since browsers always send one."""
+    def is_ours(host: str) -> bool:
         if not host:
             return True
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False
         name = (match[1] or match[2]).rstrip(".")
-        return name in self._others or "." not in name or name.endswith(_SUFFIXES) or _is_address(name)
+        return name in known or "." not in name or name.endswith(_SUFFIXES) or _is_address(name)
+
+    return is_ours
 
 
 _SUFFIXES = tuple(f".{domain}" for domain in PRIVATE)
@@ -90,12 +92,12 @@ class _Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """The WSGI application of the endpoint: for probes, there are no names; the token authorizes all requests."""
+    """The WSGI application of the endpoint: for probes, any host is ours; the token authorizes all requests."""
 
     _snapshot: Callable[[], StatusSnapshot]
     _metrics: Callable[[], bytes]
     _history: History
-    _names: HostNames | None
+    _is_ours: Callable[[str], bool] | None
     _asks: Mapping[str, Ask]
     _token: str
     _tokens: Mapping[str, str]
@@ -104,7 +106,7 @@ class _Answers:
     @property
     def is_probe(self) -> bool:
         """Whether the answer is only the word for the health."""
-        return self._names is None
+        return self._is_ours is None
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
@@ -130,7 +132,7 @@ class _Answers:
 
     def _misdirected(self, host: str) -> _Reply | None:
         """The answer to a request for another host: a page of a browser that had its own name resolved to this one."""
-        if self._names is None or self._names.has(host):  # a probe reveals only a word
+        if self._is_ours is None or self._is_ours(host):  # a probe reveals only a word
             return None
         text = f"{host} is not a name of this server: use an IP address, or list the name in admin.names\n"
         return _Reply("421 Misdirected Request", _TEXT, text.encode("latin-1"))
@@ -199,7 +201,7 @@ class AdminServer:
             address. With "letters", the page has buttons for dead letters.
         kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
-        names: Names of this server beside those that `HostNames` always takes.
+        names: Names of this server beside those that `host_check` always takes.
         is_probe: Only `/livez` and `/readyz` are answered, with one word.
     """
 
@@ -220,7 +222,7 @@ class AdminServer:
         self._key = key
         self._token = secrets.token_urlsafe(32)
         self._history = History(snapshot)
-        known = None if is_probe else HostNames((listen[0], *names))
+        known = None if is_probe else host_check((listen[0], *names))
         self._answer = _Answers(
             snapshot,
             metrics or _metrics_of(snapshot),

@@ -34,7 +34,7 @@ def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DeadLettersAtBroker:
-    """RocketMQ's brokers copy to the dead-letter topic, or for redelivery (level -1: none); `rest` stores others."""
+    """Has RocketMQ's brokers copy dead letters, for redelivery unless the level is -1; `rest` stores the others."""
 
     def __init__(self, send_back: SendBack, level: int, rest: DeadLetterStore) -> None:
         self._send_back = send_back

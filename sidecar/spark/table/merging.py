@@ -98,7 +98,7 @@ def last_of_each(frame: DataFrame) -> DataFrame:
 
 
 def refuse_other_rule(path: str, comments: Mapping[str, str] | None, rule: Merge | None) -> None:
-    """Refuse a table whose rows another rule made, or a rule (None: none) where rows were appended, and vice versa."""
+    """Refuse a table whose rows were made by another rule, or a rule where rows were appended, or the other way."""
     if comments is None:
         return
     there = {name: comments[name] for name in (KEY, ORDER) if name in comments}

@@ -76,7 +76,7 @@ class MappedRun(SortedRun):
 
 
 def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
-    """Write rising keys, durable but for the file's name; raises `OSError` or `StoppedError`, and leaves nothing."""
+    """Write rising keys, durable but for the file's name; raises `OSError` or `StoppedError` and leaves no file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         _write(fd, runs, stopped)

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from sidecar.core.batching import UNFRAMEABLE
-from sidecar.inquiries.trial import Decision, SampleError, SampleRequest, Trial, read_sample
+from sidecar.errors import ConfigError
+from sidecar.inquiries.trial import Decision, SampleRequest, Trial, read_sample
 from tests.support.spark.tasks import make_settings
 
 ID = {"dedup": {"by": {"header": "id"}}}
@@ -139,6 +140,6 @@ def test_a_sample_says_only_what_a_message_has() -> None:
 )
 def test_a_line_that_is_no_message_is_refused(lines: list[str], says: str) -> None:
     """With its number and the reason; offsets rise within a partition."""
-    with pytest.raises(SampleError) as caught:
+    with pytest.raises(ConfigError) as caught:
         list(read_sample(map(str.encode, lines), make_settings("http://localhost:1/")))
     assert says in str(caught.value)

@@ -22,7 +22,7 @@ SPREAD = 8
 
 
 class Attempts:
-    """The attempt ids in use, by topic and broker: a place and a number; none without a place, in any order."""
+    """The attempt ids in use, by topic and broker; without a place, order does not matter and no request has an id."""
 
     def __init__(self, place: str) -> None:
         self._place = place

@@ -350,7 +350,7 @@ class Network:
         return answers
 
     def call(self, link: Link, ask: Ask, timeout_s: float = ANSWER_TIMEOUT_S, also: Sequence[int] = ()) -> Frame:
-        """Send a request and return its answer; raises `NoAnswerError`, or `RefusedError` if its code is no `also`."""
+        """Send a request; return its answer. Raises `NoAnswerError`, or `RefusedError` unless `also` has its code."""
         (answer,) = self.ask_all([(link, ask)], timeout_s)
         if answer is None:
             raise NoAnswerError(f"{link.address}: {link.problem or 'no answer came in time'}")
