@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -22,7 +24,8 @@ from sidecar.config.base import (
     TlsFiles,
     matching,
 )
-from sidecar.config.units import Duration
+from sidecar.config.units import SIZES, Duration
+from sidecar.core.delivery.rules import Rates
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 FORMAT = "Row format: `envelope` (JSON with origin, key, tag, headers), or the bare value as `ndjson` or `json_array`."
@@ -189,6 +192,11 @@ class SinkSettings(Model):
         return False
 
     @property
+    def rates(self) -> Rates:
+        """Limits of what is sent in a second."""
+        return Rates()
+
+    @property
     def time_limit_ms(self) -> int | None:
         """Time limit of a delivery, from the sink's key `timeout`; None if the sink has no such key."""
         return None
@@ -196,6 +204,52 @@ class SinkSettings(Model):
     def summary(self) -> str:
         """A summary for `sidecar validate`, without secrets."""
         raise NotImplementedError
+
+
+NO_UNIT = {"": 1}
+_PER = {"s": 1, "m": 60, "h": 3_600}
+_RATE = re.compile(r"([0-9]{1,12}) ?([A-Za-z]*)/([smh])")
+
+
+def per_second(text: str, units: Mapping[str, int]) -> float | None:
+    """The limit in a second; None if the text is no limit with one of these units."""
+    match = _RATE.fullmatch(text)
+    if match is None or match[2] not in units or not int(match[1]):
+        return None
+    return int(match[1]) * units[match[2]] / _PER[match[3]]
+
+
+def _limit(units: Mapping[str, int], examples: str, *words: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in words and per_second(text, units) is None:
+            raise ValueError(f"needs a number above 0 a second, minute or hour, such as {examples}")
+        return text
+
+    return check
+
+
+class HttpRate(Model):
+    """Limits of what this process sends; each lets a second's worth through at once."""
+
+    requests: Annotated[Text, AfterValidator(_limit(NO_UNIT, "10/s, 600/m or auto", "auto"))] | None = Field(
+        default=None,
+        description="Maximum requests, such as `10/s` or `600/m`. `auto` learns the limit from answers of 429.",
+    )
+    rows: Annotated[Text, AfterValidator(_limit(NO_UNIT, "5000/s"))] | None = Field(
+        default=None, description="Maximum rows, such as `5000/s`."
+    )
+    nbytes: Annotated[Text, AfterValidator(_limit(SIZES, "1MiB/s"))] | None = Field(
+        default=None, alias="bytes", description="Maximum bytes of bodies, as sent, such as `1MiB/s`."
+    )
+
+    @property
+    def rates(self) -> Rates:
+        """The limits in numbers."""
+        learned = self.requests == "auto"
+        requests = None if learned or self.requests is None else per_second(self.requests, NO_UNIT)
+        rows = None if self.rows is None else per_second(self.rows, NO_UNIT)
+        nbytes = None if self.nbytes is None else per_second(self.nbytes, SIZES)
+        return Rates(requests or inf, rows or inf, nbytes or inf, learned)
 
 
 class HttpSinkSettings(SinkSettings):
@@ -210,6 +264,9 @@ class HttpSinkSettings(SinkSettings):
     )
     concurrency: Annotated[Int, OnSpark("applies for each task")] = Field(
         default=4, ge=1, le=64, description="Maximum concurrent requests."
+    )
+    rate: Annotated[HttpRate, OnSpark("applies for each task")] = Field(
+        default=HttpRate(), description="Limits of what is sent, for each process."
     )
     ordering: Literal["none", "partition"] = Field(
         default="none",
@@ -257,6 +314,10 @@ class HttpSinkSettings(SinkSettings):
     @property
     def keeps_order(self) -> bool:
         return self.ordering == "partition"
+
+    @property
+    def rates(self) -> Rates:
+        return self.rate.rates
 
     @property
     def time_limit_ms(self) -> int:

@@ -29,6 +29,7 @@ from sidecar.ops.snapshot import (
 
 PACE = {
     "concurrency": "Maximum of concurrent requests.",
+    "requests_per_second": "Limit of requests in a second.",
     "body_bytes": "Size at which bodies are cut, as sent, since larger ones were refused.",
 }
 _MESSAGES = {

@@ -298,6 +298,7 @@ def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False
         copied=copied,
         park_after_ms=retry.park_after_ms,
         park_max_bytes=settings.batch.max_bytes,
+        rates=chosen.rates,
     )
 
 

@@ -141,6 +141,29 @@ def test_the_size_of_a_body_is_learned(scene: Scene) -> None:
         assert status["dead_lettered"] == 0
 
 
+def test_a_rate_is_learned(scene: Scene) -> None:
+    """A receiver that takes 20 requests a second refuses few, and gets most of what it takes."""
+    scene.receiver.fail("status", status=429, per_second=20)
+    with scene.daemon(batch={"max_messages": 1}, sink={"http": {"rate": {"requests": "auto"}}}) as daemon:
+        daemon.wait_ready()
+        scene.send(b"%d" % i for i in range(200))
+        begun = time.monotonic()
+        scene.await_all(daemon)
+        assert time.monotonic() - begun < 20, "10 s would be the limit"
+        assert scene.receiver.stats["status"] <= 60, "most of them at first"
+        assert 10 <= daemon.status()["pace"]["requests_per_second"] <= 40
+
+
+def test_a_rate_that_is_set_is_kept(scene: Scene) -> None:
+    """40 requests at 20 a second take a second after the first 20."""
+    with scene.daemon(batch={"max_messages": 1}, sink={"http": {"rate": {"requests": "20/s"}}}) as daemon:
+        daemon.wait_ready()
+        scene.send(b"%d" % i for i in range(60))
+        scene.await_all(daemon)
+        at_ms = sorted(part["at_ms"] for part in scene.receiver.parts())
+        assert at_ms[-1] - at_ms[0] >= 1_500
+
+
 def test_a_failing_group_delays_no_other(long_scene: tuple[Scene, Daemon]) -> None:
     """While group `a` fails for ever, what is sent to group `b` arrives within a second or two."""
     scene, daemon = long_scene

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,9 @@ GIANT_BYTES = 1_000_000_000
 
 @dataclass
 class Fault:
-    """How to misbehave, in a share of the requests that it fits: of its group, and larger than `over_bytes`.
+    """How to misbehave, in a share of the requests that it fits.
+
+    It fits those of its group that are larger than `over_bytes`, and beyond `per_second` of them in a second.
 
     Kinds that store nothing: `status`, `hang` (never answers), `close` (no answer), `truncate` (closes after the
     headers of a 200), `drip` (a byte of the answer every 100 ms), `refuse` (`status` 400, or 207 naming the rows that
@@ -49,15 +51,21 @@ class Fault:
     group: str | None = None
     marker: str = ""
     over_bytes: int = -1
+    per_second: int = 0
     retry: bool = False
     delay_ms: int = 0
     times: int | None = None
+    spared_s: list[float] = field(default_factory=list)
 
     def fits(self, group: str, body: bytes) -> bool:
         """Whether it strikes now; uses up one of its times."""
         if self.group not in (None, group) or self.marker.encode() not in body or random.random() >= self.rate:
             return False
         if len(body) <= self.over_bytes:
+            return False
+        now_s = time.monotonic()
+        if len([at_s for at_s in self.spared_s if at_s > now_s - 1]) < self.per_second:
+            self.spared_s = [*self.spared_s[-self.per_second :], now_s]
             return False
         if self.times is not None:
             self.times -= 1

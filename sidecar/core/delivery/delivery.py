@@ -144,7 +144,7 @@ class Delivery:
                     batch = self.outbox.shrink(batch, alive)
                     if self.pace.is_too_large(batch) and self._refusals.may_divide(batch):
                         self._refusals.divide(batch)
-                    elif self.pace.may_send(batch):
+                    elif self.pace.begin(batch):
                         self.outbox.move(batch, Event.SENT)
                         self.output.effects.append(Send(batch))
                     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 
-A_SENDER, A_PAUSE = "a free sender", "the receiver, which asked for a pause"
+A_SENDER, A_PAUSE, A_RATE = "a free sender", "the receiver, which asked for a pause", "sink.http.rate"
 """What a request waits for."""
 SINGLE_GROUPS = 2
 """Number of groups that may be refused at once, each for itself, before that counts as the destination's state."""
@@ -24,8 +25,17 @@ ABOUT = 1.04
 """Factor between sizes that count as the same; if it were more than half of a step, the next size would be refused."""
 TRIED = 0.95
 """Part of the size to be tried that an accepted body must have: batches end with a row."""
+MORE = 1e-9
+"""More than no token."""
 SIZE_TRIAL_MS = 600_000
 """Time after which a larger body is tried again."""
+TOO_MANY_REQUESTS = 429
+RATE_CUT, RATE_GROWTH, RATE_SEARCH = 0.95, 0.005, 0.3
+"""Factor of the learned rate at a 429, at most once a second; its growth in a second, and that until the second 429."""
+USED_MS = 100.0
+"""Time for which a rate counts as used up after a request had to wait."""
+LEARNED_BURST = 0.03
+"""Seconds of a learned rate that may be saved up: an API may count in any window."""
 _EVALUATED = (Verdict.ACK, Verdict.PARTIAL, Verdict.REJECT, Verdict.TOO_LARGE)
 
 
@@ -119,17 +129,18 @@ class _BodySize:
         most = int(self.target * self._before / self._sent)
         return max(1, most - most % (1 << max(0, most.bit_length() - 7)))
 
-    def _size(self, batch: Batch) -> float:
+    def estimate(self, batch: Batch) -> float:
+        """Size of the batch's body, as sent."""
         return batch.nbytes * self._sent / self._before
 
     def is_refused(self, batch: Batch) -> bool:
         """Whether the batch is about as large as one that was refused."""
-        size = self._size(batch)
+        size = self.estimate(batch)
         return batch.count > 1 and size > self._taken and size * ABOUT >= self._refused
 
     def may_send(self, batch: Batch) -> bool:
         """Whether no other batch must be answered first; if so, this one may be the next to test the size."""
-        if self.target == inf or self._size(batch) <= self._taken:
+        if self.target == inf or self.estimate(batch) <= self._taken:
             return True
         if self._testing is not None:
             return False
@@ -161,15 +172,94 @@ class _BodySize:
         self._taken, self._refused, self._trial, self._trial_at_ms = taken, inf, inf, inf
 
 
+class _Bucket:
+    """Tokens of a limit a second; a batch may take more than there are, and the next one waits the longer.
+
+    Args:
+        rate: Limit in a second; infinite for none.
+        need: Tokens that must be there for a request.
+        burst_s: Seconds of the rate that may be saved up.
+    """
+
+    def __init__(self, rate: float, need: float, burst_s: float = 1.0) -> None:
+        self.rate = rate
+        self._need, self._burst_s = need, burst_s
+        self._tokens = max(need, rate * burst_s)
+        self._at_ms = -inf
+
+    def is_empty(self, now_ms: float) -> bool:
+        """Whether a request must wait."""
+        if self.rate == inf:
+            return False
+        gained = self.rate * max(0.0, now_ms - self._at_ms) / 1_000
+        self._tokens, self._at_ms = min(max(self._need, self.rate * self._burst_s), self._tokens + gained), now_ms
+        return self._tokens < self._need
+
+    def take(self, tokens: float) -> None:
+        """Take the tokens of a request."""
+        if self.rate < inf:
+            self._tokens -= tokens
+
+
+class _LearnedBucket(_Bucket):
+    """A limit of requests that is learned from 429.
+
+    Nothing is limited before the first one. Then the rate is what was accepted in the last second, and it grows fast
+    until the second one. From then on, it is a saw-tooth below the limit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(inf, 1.0, LEARNED_BURST)
+        self._accepted: deque[float] = deque()
+        """Times of answers in the last second before the first 429."""
+        self._growth = RATE_SEARCH
+        self._grown_ms = inf
+        """Time up to which the growth is in the rate; in the future for a second after a 429."""
+        self._used_ms = -inf
+        """Last time at which a request had to wait: only a rate that is used up grows."""
+
+    def is_empty(self, now_ms: float) -> bool:
+        """Whether a request must wait; the rate grows meanwhile."""
+        empty = super().is_empty(now_ms)
+        if empty:
+            self._used_ms = now_ms
+        if now_ms > self._grown_ms:
+            if now_ms - self._used_ms < USED_MS:
+                self.rate *= 1 + self._growth * min(now_ms - self._grown_ms, USED_MS) / 1_000
+            self._grown_ms = now_ms
+        return empty
+
+    def accepted(self, now_ms: float) -> None:
+        """Record an answer that is no 429."""
+        if self.rate == inf:
+            self._accepted.append(now_ms)
+            while self._accepted[0] <= now_ms - 1_000:
+                self._accepted.popleft()
+
+    def refused(self, now_ms: float) -> None:
+        """Record a 429."""
+        if self.rate == inf:
+            self.rate = max(1.0, len([at for at in self._accepted if at > now_ms - 1_000]))
+            self._accepted.clear()
+            self._tokens, self._at_ms = 0.0, now_ms
+        elif now_ms >= self._grown_ms:
+            self.rate, self._growth = self.rate * RATE_CUT, RATE_GROWTH
+        else:
+            return
+        self._grown_ms = now_ms + 1_000
+
+
 class PaceStatus(NamedTuple):
     """The pace at present.
 
     Args:
         concurrency: Maximum concurrent requests.
+        requests_per_second: Limit of requests in a second; None for none.
         body_bytes: Size at which bodies are cut, as sent; None if it was not learned.
     """
 
     concurrency: int = 0
+    requests_per_second: float | None = None
     body_bytes: int | None = None
 
 
@@ -188,17 +278,28 @@ class Pace:
         """Forget what was learned: the destination may be another one."""
         self._pauses = _Pauses(self._rules, self._jitter, self._output)
         self._size = _BodySize(self._output)
+        rates = self._rules.rates
+        self._learned = _LearnedBucket() if rates.learned else None
+        self._requests = self._learned or _Bucket(rates.requests, 1.0)
+        self._rows, self._bytes = _Bucket(rates.rows, MORE), _Bucket(rates.nbytes, MORE)
 
     def waits_for(self, busy: int, now_ms: float) -> str:
         """What the next request waits for, while so many are being sent; empty if it may be sent now."""
         if busy >= self._rules.concurrency:
             return A_SENDER
-        return "" if self._pauses.is_over(busy, now_ms) else A_PAUSE
+        if not self._pauses.is_over(busy, now_ms):
+            return A_PAUSE
+        buckets = (self._requests, self._rows, self._bytes)
+        return A_RATE if any(bucket.is_empty(now_ms) for bucket in buckets) else ""
 
     def status(self) -> PaceStatus:
         """The pace at present."""
-        body = self._size.target
-        return PaceStatus(self._rules.concurrency, None if body == inf else round(body))
+        body, rate = self._size.target, self._requests.rate
+        return PaceStatus(
+            self._rules.concurrency,
+            None if rate == inf else round(rate, 2),
+            None if body == inf else round(body),
+        )
 
     def body_max_bytes(self, now_ms: float) -> float:
         """Limit of bodies that are cut now, before compression; infinite if none is known."""
@@ -208,9 +309,14 @@ class Pace:
         """Whether the batch is as large as one that was refused, so that it need not be sent to be divided."""
         return self._size.is_refused(batch)
 
-    def may_send(self, batch: Batch) -> bool:
-        """Whether this batch may be sent, if any may; it must be then."""
-        return self._size.may_send(batch)
+    def begin(self, batch: Batch) -> bool:
+        """Whether this batch may be sent, if any may; then it counts as sent."""
+        if not self._size.may_send(batch):
+            return False
+        self._requests.take(1)
+        self._rows.take(batch.count)
+        self._bytes.take(self._size.estimate(batch))
+        return True
 
     def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Learn from an answer."""
@@ -218,6 +324,10 @@ class Pace:
             self._pauses.accepted(now_ms - answer.elapsed_ms, now_ms)
         elif _is_busy(answer):
             self._pauses.refused(batch.group, answer, now_ms)
+        if self._learned is not None and answer.status == TOO_MANY_REQUESTS:
+            self._learned.refused(now_ms)
+        elif self._learned is not None:
+            self._learned.accepted(now_ms)
         if not self._rules.copied:  # there, cuts follow from the rows alone
             self._size.answered(batch, answer, now_ms)
 

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from sidecar.core.backoff import Backoff
+
+
+class Rates(NamedTuple):
+    """Limits of what is sent in a second.
+
+    Args:
+        nbytes: Bytes of bodies, as sent.
+        learned: Whether the limit of requests is learned from answers of 429.
+    """
+
+    requests: float = inf
+    rows: float = inf
+    nbytes: float = inf
+    learned: bool = False
+
+
+NO_RATES = Rates()
 
 
 @dataclass(slots=True)
@@ -36,6 +54,7 @@ class DeliveryRules:
     copied: bool = False
     park_after_ms: int | None = None
     park_max_bytes: float = inf
+    rates: Rates = NO_RATES
 
     @property
     def gives_up(self) -> bool:

@@ -13,7 +13,7 @@ NOT_DECIDING = (
     "admin", "batch.linger", "batch.span_max", "dead_letters", "dedup.keep", "dedup.memory", "delay.changelog",
     "delay.disk_max", "delay.postgresql", "delay.store", "drain_timeout", "log", "retry", "sink.delta",
     "sink.file.path", "sink.http.auth", "sink.http.compression", "sink.http.concurrency", "sink.http.headers",
-    "sink.http.ordering", "sink.http.statuses", "sink.http.timeout", "sink.http.tls", "sink.http.url",
+    "sink.http.ordering", "sink.http.rate", "sink.http.statuses", "sink.http.timeout", "sink.http.tls", "sink.http.url",
     "sink.parquet", "sink.spark",
     "source.kafka.bootstrap_servers", "source.kafka.lane", "source.kafka.start", "source.kafka.start_timeout",
     "source.kafka.topics", "source.rocketmq.access_key", "source.rocketmq.client", "source.rocketmq.endpoints",

@@ -67,7 +67,7 @@ def snapshot() -> StatusSnapshot:
         delay=DelayStatus(
             60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))
         ),
-        pace=PaceStatus(4, 98_304),
+        pace=PaceStatus(4, 9.5, 98_304),
         waiting=OpenMessages({TopicPartition("orders", 3): 1_500}, {"paid": OpenGroup(2, 30, 400, 2_500)}),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},

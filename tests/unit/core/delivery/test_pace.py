@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.backoff import Backoff
+from sidecar.core.delivery.output import Output
+from sidecar.core.delivery.pace import Pace
+from sidecar.core.delivery.rules import DeliveryRules, Rates
 from sidecar.core.partition.room import StateBudget
-from sidecar.core.parts import Batch
-from sidecar.core.records import Answer, Run, Verdict
+from sidecar.core.parts import Batch, Intent
+from sidecar.core.records import Answer, Fragment, Run, Verdict
 from tests.support.shell import ACK, FRESH, TP, Shell, rows
 
 SECOND = 1_000.0
@@ -282,3 +286,119 @@ def test_without_room_for_halves_the_batch_waits() -> None:
     shell.until(60 * SECOND)
     assert shell.pipeline.idle
     assert sum(verdict is Verdict.TOO_LARGE for _, _, verdict in shell.times) <= 5
+
+
+class Line:
+    """Requests without end at a pace, in virtual time.
+
+    Args:
+        asked: Whether a request is accepted at a time.
+        rtt_ms: Time to the answer.
+    """
+
+    def __init__(self, asked: Callable[[float], bool], rates: Rates, concurrency: int = 16, rtt_ms: float = 30) -> None:
+        self._chance = random.Random(1).random
+        rules = DeliveryRules(Backoff(200, 5_000), concurrency, ordered=False, separator=b"\n", rates=rates)
+        self.pace = Pace(rules, self._chance, Output())
+        self._asked, self._rtt_ms = asked, rtt_ms
+        self.accepted: list[float] = []
+        self.refused: list[float] = []
+        self.reasons: set[str] = set()
+        self.now_ms = 0.0
+        self._later: list[tuple[float, int, bool]] = []
+
+    def until(self, end_ms: float, *, count: int = 500, idle: bool = False) -> None:
+        """Let time pass: one step in five milliseconds, as in the main loop.
+
+        Args:
+            end_ms: Virtual time.
+            count: Rows of a batch.
+            idle: Whether there is nothing to send.
+        """
+        rows = Fragment(range(count), b"x" * (count * 100))
+        batch = Batch(1, "g", [Intent(1, 0, count).new_part(TP, "s", "s", "g", [rows])])
+        while self.now_ms < end_ms:
+            while self._later and self._later[0][0] <= self.now_ms:
+                at_ms, _, taken = heapq.heappop(self._later)
+                (self.accepted if taken else self.refused).append(at_ms)
+                self.pace.answered(batch, replace(ACK if taken else busy(429), elapsed_ms=self._rtt_ms), at_ms)
+            while not idle:
+                self.reasons.add(reason := self.pace.waits_for(len(self._later), self.now_ms))
+                if reason or not self.pace.begin(batch):
+                    break
+                at_ms = self.now_ms + self._rtt_ms * (0.7 + self._chance())
+                heapq.heappush(self._later, (at_ms, random.getrandbits(60), self._asked(self.now_ms)))
+            self.now_ms += 5
+
+    def share(self, since_ms: float) -> float:
+        """Share of the requests since a time that were refused."""
+        late = [len([at for at in times if at >= since_ms]) for times in (self.accepted, self.refused)]
+        return late[1] / sum(late)
+
+
+def bucket(limit: int) -> Callable[[float], bool]:
+    """An API with a bucket that holds a second of requests."""
+    tokens, at = float(limit), 0.0
+
+    def asked(now_ms: float) -> bool:
+        nonlocal tokens, at
+        tokens, at = min(limit, tokens + limit * (now_ms - at) / SECOND), now_ms
+        taken = tokens >= 1
+        tokens -= taken
+        return taken
+
+    return asked
+
+
+def window(limit: int) -> Callable[[float], bool]:
+    """An API that counts requests in each second of the clock."""
+    counts: Counter[int] = Counter()
+
+    def asked(now_ms: float) -> bool:
+        counts[int(now_ms // SECOND)] += 1
+        return counts[int(now_ms // SECOND)] <= limit
+
+    return asked
+
+
+@pytest.mark.parametrize("limit", [10, 100])
+@pytest.mark.parametrize("kind", [bucket, window])
+def test_the_rate_of_an_api_is_learned(kind: Callable[[int], Callable[[float], bool]], limit: int) -> None:
+    """At least 95 % of the limit is used, and at most 1 % of the requests are refused after 30 seconds."""
+    line = Line(kind(limit), Rates(learned=True))
+    line.until(300 * SECOND)
+    late = [at for at in line.accepted if at >= 30 * SECOND]
+    assert len(late) / 270 >= 0.95 * limit
+    assert line.share(30 * SECOND) <= 0.01
+    assert line.pace.status().requests_per_second == pytest.approx(limit, rel=0.1)
+
+
+def test_an_api_without_a_limit_is_not_limited() -> None:
+    """Nothing is limited before the first 429."""
+    line = Line(lambda _: True, Rates(learned=True))
+    line.until(3 * SECOND)
+    assert line.pace.status().requests_per_second is None
+    assert line.reasons == {"", "a free sender"}
+
+
+def test_a_rate_that_is_not_used_does_not_grow() -> None:
+    """After an hour of rest, requests come as before."""
+    line = Line(bucket(10), Rates(learned=True))
+    line.until(60 * SECOND)
+    before = line.pace.status().requests_per_second
+    line.until(62 * SECOND, idle=True)
+    line.now_ms += 3_600 * SECOND
+    line.until(line.now_ms + 20, idle=False)
+    assert line.pace.status().requests_per_second == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rates", "requests"),
+    [(Rates(requests=10), 10), (Rates(rows=5_000), 10), (Rates(nbytes=500_010), 10), (Rates(rows=250), 0.5)],
+)
+def test_what_is_sent_has_limits(rates: Rates, requests: float) -> None:
+    """A second's worth goes at once; a batch that is larger than that goes too, and the next one waits longer."""
+    line = Line(lambda _: True, rates)
+    line.until(60 * SECOND)
+    assert 60 * requests <= len(line.accepted) <= 60 * requests + requests + 1
+    assert line.reasons == {"", "sink.http.rate"}
