@@ -264,15 +264,7 @@ class PartitionStore(StoredRows):
     # Ending
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
-        """Keep the state of a partition.
-
-        Args:
-            watermark: All of its messages below this position are ended; a lower one than before changes nothing.
-            seen: No message of the partition is put at or below this position.
-
-        Raises:
-            StateError: The disk cannot be read or written; nothing is changed.
-        """
+        """Keep the state of a partition: see `HeldStore`. A lower watermark than before changes nothing."""
         partition, change = self._partitions[number], Write()
         before = partition.state, partition.mark, partition.watermark
         ended = self._end_below(partition, watermark, change) if watermark > partition.watermark else 0
@@ -318,11 +310,7 @@ class PartitionStore(StoredRows):
         return bool(rows)
 
     def cancel(self, number: int, position: int) -> bool:
-        """End a message at or above the cursor; return whether there was one.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
+        """End a message at or above the cursor; return whether there was one."""
         partition = self._partitions[number]
         if position < partition.cursor:
             return False
@@ -331,11 +319,7 @@ class PartitionStore(StoredRows):
         return self._end(partition, found)
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
-        """End messages that were not taken by their names; see `HeldStore`.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
+        """End messages that were not taken by their names; see `HeldStore`."""
         partition, looked = self._partitions[number], 0
         for name, below in names.items():
             start = name_prefix(number, name)
@@ -366,11 +350,7 @@ class PartitionStore(StoredRows):
         return row, value
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        """Bring a message at or above the cursor forward, in one write; see `HeldStore`.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
+        """Bring a message at or above the cursor forward, in one write; see `HeldStore`."""
         partition = self._partitions[number]
         with self._database.errors("read"):
             found = self._found(partition, position)[:1]
@@ -394,14 +374,7 @@ class PartitionStore(StoredRows):
             self._write(partition, Write(), folds=True)
 
     def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
-        """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
-
-        Args:
-            restarts: Whether all origins are forgotten.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
+        """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`."""
         partition = self._partitions[number]
         partition.rewind()
         at = partition.at(partition.cursor) if first < end else None

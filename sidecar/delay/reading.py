@@ -81,11 +81,7 @@ class HeldView:
             self._whole.update({hour: each.messages for hour, each in partition.hours.items() if hour in hours})
 
     def pieces(self, size: int) -> Iterator[Sequence[Pair]]:
-        """Rows, about so many at once; all at one position are in one piece.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """Rows, about so many at once; all at one position are in one piece."""
         piece: list[Pair] = []
         with self._database.errors("read"):
             rows = (pairs(cursor, each.rows, each.at(at), each.at(self._end)) for each, at, cursor in self._cursors)
@@ -98,11 +94,7 @@ class HeldView:
             yield piece
 
     def hours(self) -> Mapping[int, int]:
-        """Number of messages by the hour in which they are due: the keys of parts of hours are read, and no content.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """Number of messages by the hour in which they are due: the keys of parts of hours are read, and no content."""
         found, end, last = Counter(self._whole), self._end, start_of(hour_of(self._end))
         with self._database.errors("read"):
             for each, at, cursor in self._cursors:
@@ -221,11 +213,7 @@ class HeldRows:
         return list(self._under(partition.at(position)))
 
     def find(self, number: int, position: int) -> Held | None:
-        """A message that is not ended, taken or not.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """A message that is not ended, taken or not."""
         partition = self._partitions.get(number)
         if partition is None:
             return None
@@ -233,11 +221,7 @@ class HeldRows:
             return next((unpacked(*pair) for pair in self._found(partition, position)), None)
 
     def parked(self, number: int) -> list[Held]:
-        """The parked parts that are kept, in no order, without their values.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """The parked parts that are kept, in no order, without their values."""
         partition = self._partitions[number]
         first = partition.at(max(PARKED_FROM, partition.watermark))
         with self._rows.errors("read"):
@@ -246,11 +230,7 @@ class HeldRows:
     def listed(
         self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
     ) -> list[ListedRow]:
-        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given."""
         partition, found = self._partitions[number], list[ListedRow]()
         begin, behind = partition.at(max(first, partition.cursor)), partition.at(min(end, PARKED_FROM))
         with self._rows.errors("read"):
@@ -262,12 +242,7 @@ class HeldRows:
         return found
 
     def view(self, lowest: Mapping[int, int], end: int) -> HeldView:
-        """What some partitions have now that was not taken, for any thread; it takes no time.
-
-        Args:
-            lowest: The lowest position of each partition, by its number.
-            end: The position behind the last.
-        """
+        """What some partitions have now that was not taken, for any thread: see `ReadRows`."""
         known = ((self._partitions[number], at) for number, at in lowest.items() if number in self._partitions)
         return HeldView(self._rows, [(each, max(at, each.cursor)) for each, at in known], end)
 
