@@ -8,13 +8,21 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from sidecar.config.base import (
     HIDDEN,
     Bool,
+    Expanded,
     FilePath,
-    Int,
     KeyKind,
     Model,
     OneOf,
@@ -192,6 +200,11 @@ class SinkSettings(Model):
         return False
 
     @property
+    def adapts(self) -> bool:
+        """Whether the limit of concurrent deliveries is learned."""
+        return False
+
+    @property
     def rates(self) -> Rates:
         """Limits of what is sent in a second."""
         return Rates()
@@ -207,6 +220,17 @@ class SinkSettings(Model):
 
 
 NO_UNIT = {"": 1}
+CONCURRENCY_MAX = 64
+
+
+def _concurrency(value: Any) -> Any:
+    if isinstance(value, Expanded) and value.isdecimal():
+        value = int(value)
+    if value != "auto" and (type(value) is not int or not 1 <= value <= CONCURRENCY_MAX):
+        raise ValueError(f"needs a number from 1 to {CONCURRENCY_MAX}, or auto")
+    return value
+
+
 _PER = {"s": 1, "m": 60, "h": 3_600}
 _RATE = re.compile(r"([0-9]{1,12}) ?([A-Za-z]*)/([smh])")
 
@@ -262,8 +286,16 @@ class HttpSinkSettings(SinkSettings):
     compression: Literal["none", "gzip", "zstd"] = Field(
         default="none", description="Compression of the request body; `zstd` needs the extra of that name."
     )
-    concurrency: Annotated[Int, OnSpark("applies for each task")] = Field(
-        default=4, ge=1, le=64, description="Maximum concurrent requests."
+    concurrency: Annotated[
+        int | Literal["auto"],
+        KeyKind("number, 1 to 64, or auto"),
+        BeforeValidator(_concurrency),
+        WithJsonSchema({"type": ["integer", "string"], "minimum": 1, "maximum": CONCURRENCY_MAX, "pattern": "^auto$"}),
+        OnSpark("applies for each task"),
+    ] = Field(
+        default=4,
+        description="Maximum concurrent requests. `auto` finds as many as the receiver processes without "
+        "becoming slower.",
     )
     rate: Annotated[HttpRate, OnSpark("applies for each task")] = Field(
         default=HttpRate(), description="Limits of what is sent, for each process."
@@ -305,7 +337,11 @@ class HttpSinkSettings(SinkSettings):
 
     @property
     def batches_at_once(self) -> int:
-        return self.concurrency
+        return CONCURRENCY_MAX if self.concurrency == "auto" else self.concurrency
+
+    @property
+    def adapts(self) -> bool:
+        return self.concurrency == "auto"
 
     @property
     def one_by_one(self) -> bool:

@@ -214,8 +214,9 @@ class Cutter:
         self._body_max_bytes = inf
         self.units.change(inf)
 
-    def fit(self, body_max_bytes: float) -> None:
-        """Cut no larger batches than the destination takes; infinite if that is unknown."""
+    def fit(self, body_max_bytes: float, concurrency: int) -> None:
+        """Cut no larger batches than the destination takes, infinite if that is unknown, and no more ahead."""
+        self._ahead_max = 2 * concurrency
         if body_max_bytes != self._body_max_bytes:
             self._body_max_bytes = body_max_bytes
             self.units.change(body_max_bytes)

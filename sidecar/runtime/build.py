@@ -299,6 +299,7 @@ def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False
         park_after_ms=retry.park_after_ms,
         park_max_bytes=settings.batch.max_bytes,
         rates=chosen.rates,
+        adaptive=chosen.adapts,
     )
 
 

@@ -42,7 +42,7 @@ def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
         make_framer(settings.format, context.columns, context.tags_of),
         format=settings.format,
         compression=settings.compression,
-        concurrency=settings.concurrency,
+        concurrency=settings.batches_at_once,
         timeout_ms=settings.timeout_ms,
         statuses={int(status): Verdict(kind) for status, kind in settings.statuses.items()},
     )

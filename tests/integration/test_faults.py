@@ -141,6 +141,16 @@ def test_the_size_of_a_body_is_learned(scene: Scene) -> None:
         assert status["dead_lettered"] == 0
 
 
+def test_more_requests_at_a_time_are_tried(scene: Scene) -> None:
+    """A receiver that is as fast with more of them gets more than at first."""
+    scene.receiver.fail("slow", delay_ms=100)
+    with scene.daemon(batch={"max_messages": 1}, sink={"http": {"concurrency": "auto"}}) as daemon:
+        daemon.wait_ready()
+        scene.send(b"%d" % i for i in range(400))
+        scene.await_all(daemon)
+        assert daemon.status()["pace"]["concurrency"] > 8
+
+
 def test_a_rate_is_learned(scene: Scene) -> None:
     """A receiver that takes 20 requests a second refuses few, and gets most of what it takes."""
     scene.receiver.fail("status", status=429, per_second=20)

@@ -39,6 +39,7 @@ class DeliveryRules:
         park_after_ms: Time for which a group fails after which its parts are parked; None for never.
         park_max_bytes: The largest part that is parked.
         numbered: Whether offsets are the source's own numbers, which are meaningless in another scope.
+        adaptive: Whether the limit of concurrent sends is learned, up to `concurrency`.
         copied: Whether several attempts at the same messages may run at once, each to its end, as tasks on Spark: none
             waits for a twin, and each follows what another one has claimed or split.
     """
@@ -55,6 +56,7 @@ class DeliveryRules:
     park_after_ms: int | None = None
     park_max_bytes: float = inf
     rates: Rates = NO_RATES
+    adaptive: bool = False
 
     @property
     def gives_up(self) -> bool:

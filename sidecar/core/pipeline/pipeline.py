@@ -516,7 +516,7 @@ class Pipeline(DeliveryPipeline):
         """Cut, commit and send what is due; return all effects since the last step."""
         half = self._batching.span_max // 2
         wide = [] if self.idle else [each for each in self.partitions.values() if each.reach.span > half]
-        self.cutter.fit(self.delivery.pace.body_max_bytes(now_ms))
+        self.cutter.fit(self.delivery.pace.body_max_bytes(now_ms), self.delivery.pace.concurrency)
         if self.commits.may_begin(now_ms):  # until then, open messages wait for no less than their part would
             leaving = self.partitions.keys() if self.orders.resting else self.orders.leaving
             for parts in self.cutter.step(now_ms, COMMIT_SPACING_MS, self.gate.pressure(), wide, leaving):

@@ -118,7 +118,7 @@ CASES = [
     Case("small budget", "", "memory: {budget: 1MiB}\n", "13:18", "memory.budget", "must be from 8MiB"),
     Case("no message", "", "batch: {max_messages: 0}\n", "13:23", "batch.max_messages", "must be at least 1"),
     Case("wide span", "", "batch: {span_max: 1_000_000_000}\n", "13:19", "batch.span_max", "at most 100000000"),
-    Case("concurrency", HTTP, HTTP + "    concurrency: 65\n", "11:18", "sink.http.concurrency", "must be at most 64"),
+    Case("concurrency", HTTP, HTTP + "    concurrency: 65\n", "11:18", "sink.http.concurrency", "1 to 64, or auto"),
     Case("rate", HTTP, HTTP + "    rate: {requests: 10}\n", "11:22", "sink.http.rate.requests", "needs text (10)"),
     Case("no rate", HTTP, HTTP + "    rate: {rows: 0/s}\n", "11:18", "sink.http.rate.rows", "needs a number above 0"),
     Case("rate of bytes", HTTP, HTTP + "    rate: {bytes: 1MiB}\n", "11:19", "sink.http.rate.bytes", "such as 1MiB/s"),

@@ -402,3 +402,119 @@ def test_what_is_sent_has_limits(rates: Rates, requests: float) -> None:
     line.until(60 * SECOND)
     assert 60 * requests <= len(line.accepted) <= 60 * requests + requests + 1
     assert line.reasons == {"", "sink.http.rate"}
+
+
+class Knee:
+    """Requests without end to a receiver that becomes slower above a number of concurrent ones, in virtual time.
+
+    Args:
+        knee: That number.
+        time_ms: Time of a request of 500 rows below it.
+        sizes: Rows of a batch, any of them.
+        refuses: Whether it answers 503 above twice the knee.
+        concurrency: A fixed limit; None to learn it.
+    """
+
+    def __init__(
+        self, knee: int, time_ms: float = 100, sizes: tuple[int, ...] = (500,), *, refuses: bool = False,
+        concurrency: int | None = None,
+    ) -> None:  # fmt: skip
+        self.chance = random.Random(1)
+        rules = DeliveryRules(
+            Backoff(200, 5_000), concurrency or 64, ordered=False, separator=b"\n", adaptive=concurrency is None
+        )
+        self.pace = Pace(rules, self.chance.random, Output())
+        self.knee, self._time_ms, self._refuses = knee, time_ms, refuses
+        self._batches = [
+            Batch(1, "g", [Intent(1, 0, rows).new_part(TP, "s", "s", "g", [Fragment(range(rows), b"x" * rows)])])
+            for rows in sizes
+        ]
+        self.done: list[tuple[float, int, float]] = []
+        """Time of each accepted request, its rows, and how long it took."""
+        self.refused = 0
+        self.now_ms = 0.0
+        self._later: list[tuple[float, int, Batch, Answer]] = []
+        self._number = 0
+
+    def until(self, end_ms: float) -> None:
+        """Let time pass, as in the main loop."""
+        while self.now_ms < end_ms:
+            while self._later and self._later[0][0] <= self.now_ms:
+                at_ms, _, batch, answer = heapq.heappop(self._later)
+                if answer.verdict is Verdict.ACK:
+                    self.done.append((at_ms, batch.count, answer.elapsed_ms))
+                self.pace.answered(batch, answer, at_ms)
+            while not self.pace.waits_for(len(self._later), self.now_ms):
+                batch = self.chance.choice(self._batches)
+                assert self.pace.begin(batch)
+                self._send(batch, len(self._later) + 1)
+            self.now_ms += 5
+
+    def _send(self, batch: Batch, busy_: int) -> None:
+        load = busy_ / self.knee
+        if self._refuses and load > 2:
+            self.refused += 1
+            answer = replace(busy(503), elapsed_ms=5.0)
+        else:
+            share = 1.0 if load <= 2 else max(0.3, 1 - (load - 2) / 4)
+            time_ms = self._time_ms * (0.2 + 0.8 * batch.count / 500) * max(1.0, load) / share
+            answer = replace(ACK, elapsed_ms=time_ms * self.chance.lognormvariate(0, 0.25))
+        self._number += 1
+        heapq.heappush(self._later, (self.now_ms + answer.elapsed_ms, self._number, batch, answer))
+
+    def rows(self, since_s: float, until_s: float) -> int:
+        """Rows that were accepted between these times."""
+        return sum(rows for at_ms, rows, _ in self.done if since_s * SECOND <= at_ms < until_s * SECOND)
+
+
+@pytest.mark.parametrize("knee", [4, 16, 64])
+@pytest.mark.parametrize(
+    ("time_ms", "sizes"),
+    [(100, (500,)), (1_000, (500,)), (100, (5, 50, 500, 5_000))],
+    ids=["100 ms", "1 s", "mixed sizes"],
+)
+def test_the_concurrency_is_learned(knee: int, time_ms: float, sizes: tuple[int, ...]) -> None:
+    """Within ten seconds, the receiver takes at least 90 % of what it takes with the best fixed limit."""
+    line, best = Knee(knee, time_ms, sizes), Knee(knee, time_ms, sizes, concurrency=knee)
+    seconds = 70 if time_ms > 100 else 40  # so that there are some hundred requests
+    line.until(seconds * SECOND)
+    best.until(seconds * SECOND)
+    assert line.rows(10, seconds) >= 0.9 * best.rows(10, seconds)
+
+
+@pytest.mark.parametrize("knee", [4, 16])
+def test_a_receiver_that_refuses_more_is_followed(knee: int) -> None:
+    """Few requests are refused."""
+    line, best = Knee(knee, refuses=True), Knee(knee, concurrency=knee)
+    line.until(40 * SECOND)
+    best.until(40 * SECOND)
+    assert line.rows(10, 40) >= 0.9 * best.rows(10, 40)
+    assert line.refused <= 0.05 * len(line.done)
+
+
+def test_a_receiver_that_becomes_slower_is_followed() -> None:
+    """From a knee of 64 to one of 4, the queue is gone in 30 seconds; and back."""
+    line = Knee(64)
+    line.until(30 * SECOND)
+    line.knee = 4
+    line.until(80 * SECOND)
+    times = sorted(took for at_ms, _, took in line.done if at_ms >= 60 * SECOND)
+    assert times[len(times) // 2] < 200
+    line.knee = 64
+    line.until(100 * SECOND)
+    assert line.rows(90, 100) >= 0.9 * 10 * 64 * 5_000
+
+
+def test_a_limit_that_is_not_reached_stays() -> None:
+    """There is nothing to learn from a receiver that has little to do."""
+    line = Knee(64)
+    batch = line._batches[0]
+    for at in range(100):
+        line.pace.answered(batch, replace(ACK, elapsed_ms=10.0), at * 100.0)
+    assert line.pace.status().concurrency == 4
+    assert line.pace.waits_for(0, line.now_ms) == ""
+    line.pace.answered(batch, Answer(Verdict.UNANSWERED, "timed out", elapsed_ms=10.0), 10_000.0)
+    line.pace.answered(batch, Answer(Verdict.UNANSWERED, "timed out", elapsed_ms=10.0), 10_001.0)
+    line.pace.answered(batch, replace(ACK, elapsed_ms=10.0), 10_002.0)
+    line.pace.answered(batch, Answer(Verdict.REJECT, "bad", 400), 10_020.0)
+    assert line.pace.status().concurrency == 2
