@@ -238,19 +238,22 @@ def changeable_from(seen: int | None) -> int:
     return seen or 0
 
 
-def turn_of_search(*, is_expected: bool, has_store: bool) -> Turn:
+def turn_of_search(*, is_expected: bool, has_store: bool, is_moving: bool = False) -> Turn:
     """Decide about the search for the messages that a canceller names.
 
     Args:
         is_expected: Whether the ownership that read the canceller lasts.
         has_store: Whether the core has the partition of the store; if not, it is unknown which messages were read out.
+        is_moving: Whether a message is being brought forward: it would be missed.
     """
     if not is_expected:
         return Turn.DROP
-    return Turn.GO_ON if has_store else Turn.WAIT
+    return Turn.WAIT if is_moving or not has_store else Turn.GO_ON
 
 
-def turn_of_request(*, is_owned: bool, is_loading: bool, has_store: bool, is_behind: bool) -> Turn:
+def turn_of_request(
+    *, is_owned: bool, is_loading: bool, has_store: bool, is_behind: bool, is_moving: bool = False
+) -> Turn:
     """Decide about an operator's request.
 
     Args:
@@ -258,12 +261,13 @@ def turn_of_request(*, is_owned: bool, is_loading: bool, has_store: bool, is_beh
         is_loading: Whether the store is being taken over or searched.
         has_store: Whether the core has the partition of the store.
         is_behind: Whether messages that are read again are in the store already: a commit must settle them first.
+        is_moving: Whether a message is being brought forward, and found nowhere meanwhile.
     """
     if is_loading:
         return Turn.WAIT
     if not is_owned:
         return Turn.DROP
-    return Turn.WAIT if is_behind or not has_store else Turn.GO_ON
+    return Turn.WAIT if is_behind or is_moving or not has_store else Turn.GO_ON
 
 
 def turn_of_change(*, is_owned: bool, is_proved: bool) -> Turn:

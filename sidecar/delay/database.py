@@ -331,6 +331,11 @@ class RowDatabase:
         except OSError:
             return False
 
+    @property
+    def entered(self) -> int:
+        """Number of changes that can be read: all."""
+        return self.changes
+
     def poll(self) -> None:
         """Do nothing: `ended_sync` reports durable changes."""
 

@@ -68,6 +68,11 @@ class StoreWrites(Protocol):
         ...
 
     @property
+    def entered(self) -> int:
+        """Number of those changes that can be read: messages before are found, or not any more."""
+        ...
+
+    @property
     def broken(self) -> OSError | None:
         """Why the last writes can no longer be made durable; None if they can."""
         ...
@@ -250,8 +255,12 @@ class HeldStore(ReadStore, Protocol):
         """
         ...
 
-    def forget_cancelled(self, number: int, position: int) -> None:
-        """Make a cancellation final for all later owners."""
+    def forget_cancelled(self, number: int, positions: Iterable[int]) -> None:
+        """Make cancellations final for all later owners."""
+        ...
+
+    def is_moving(self, number: int) -> bool:
+        """Whether a message is being brought forward: it is found at neither position yet."""
         ...
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:

@@ -70,12 +70,12 @@ class Write:
     hours: dict[int, list[int]] = field(default_factory=dict)
     """Messages and bytes that hours gain."""
     origins: Sequence[int] = ()
-    added: list[bytes] = field(default_factory=list)
-    """Keys that it adds."""
-    removed: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Pairs that it removes, or replaces."""
-    ranges: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Ranges of keys of ended messages that it removes."""
+    ended: list[bytes] = field(default_factory=list)
+    """Keys of rows that it removes one by one."""
+    ended_bytes: int = 0
+    """Bytes of the messages that it ends."""
+    parked: int | None = None
+    """The position of a parked part that it adds."""
     saved: bytes | None = None
     """The partition's byte form, if it writes that."""
     lowest: int = NOTHING
@@ -90,7 +90,7 @@ class Write:
         Raises:
             struct.error: A number is out of range.
         """
-        put, added, hours, sizes = self.batch.put, self.added, self.hours, list[int]()
+        put, hours, sizes = self.batch.put, self.hours, list[int]()
         key_of, head_of = KEY.pack, HEAD.pack
         rows = zip(positions, *columns, strict=True)
         for position, origin, epoch, stamp, tags, key, headers, value in rows:
@@ -100,7 +100,6 @@ class Write:
             head = head_of(origin, NO_TIMESTAMP if stamp is None else stamp, tags, key_bytes, header_bytes)
             raw = head + (key or b"") + headers + (value or b"")
             put(at, raw)
-            added.append(at)
             nbytes = KEY.size + len(raw)
             sizes.append(nbytes)
             found = hours.get(hour := position // _HOUR_POSITIONS)
@@ -110,32 +109,14 @@ class Write:
                 found[0] += 1
                 found[1] += nbytes
             if headers and (name := name_key(at, headers)) is not None:
-                self.put(name, b"")
+                put(name, b"")
         return sizes
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Add a pair whose key is new."""
-        self.batch.put(key, value)
-        self.added.append(key)
-
-    def replace(self, key: bytes, value: bytes, before: bytes | None) -> None:
-        """Put a pair in the place of another one."""
-        self.batch.put(key, value)
-        if before is None:
-            self.added.append(key)
-        else:
-            self.removed.append((key, before))
-
-    def remove(self, key: bytes, value: bytes) -> None:
-        """Remove a pair."""
-        self.batch.delete(key)
-        self.removed.append((key, value))
 
     def end_row(self, key: bytes, value: bytes) -> None:
         """Count a message as ended, and remove the key of its name; its row is removed apart from that."""
         self.count(position_in(key), -1, -KEY.size - len(value))
         if (name := name_key(key, headers_in(value))) is not None:
-            self.remove(name, b"")
+            self.batch.delete(name)
 
     def count(self, position: int, messages: int, nbytes: int) -> None:
         """Count what the hour of a position gains."""
@@ -212,7 +193,7 @@ class HeldPartition:
         """Have a change write what the partition is now."""
         raw = self.encoded()
         if raw != self.saved:
-            change.replace(self.key, raw, self.saved)
+            change.batch.put(self.key, raw)
             change.batch.put(prefix(Kind.SPARE, self.number), raw)  # a copy reads it, and nothing else does
             change.saved = raw
 

@@ -78,8 +78,12 @@ class PartitionStore(StoredRows):
     def leave(self, number: int) -> None:
         """Do nothing: held messages stay here."""
 
-    def forget_cancelled(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, positions: Iterable[int]) -> None:
         """Do nothing: cancelled messages are ended already."""
+
+    def is_moving(self, number: int) -> bool:  # noqa: ARG002  # see `HeldStore`
+        """No message is: a change is in the store at once."""
+        return False
 
     # Holding
 
@@ -290,7 +294,7 @@ class PartitionStore(StoredRows):
             ended += 1
             change.count(position, -1, -nbytes)
             if name is not None:
-                change.remove(name, b"")
+                change.batch.delete(name)
         first, end = partition.at(partition.watermark), partition.at(watermark)
         if watermark > partition.cursor:
             with self._database.errors("read"):
@@ -303,7 +307,8 @@ class PartitionStore(StoredRows):
         """End messages at or above the cursor; return whether there are any."""
         change = change or Write()
         for key, value in rows:
-            change.remove(key, value)
+            change.batch.delete(key)
+            change.ended.append(key)
             change.end_row(key, value)
         if rows:
             self._write(partition, change)
@@ -401,12 +406,12 @@ class PartitionStore(StoredRows):
     def drop(self, number: int) -> None:
         """Forget a partition's messages, origins and state, and read no row; the number must not be used again."""
         partition, change = self._partitions[number], Write()
-        change.remove(partition.key, partition.saved or b"")
-        for kind in Kind.ROW, Kind.NAME, Kind.COUNT, Kind.SPARE:
-            self._remove_range(change, prefix(kind, number), end_of(kind, number))
-        nbytes = partition.nbytes
-        self._send(partition, change, nbytes)
-        self._waiting_bytes -= nbytes
+        change.batch.delete(partition.key)
+        for kind in Kind.ROW, Kind.NAME, Kind.COUNT, Kind.SPARE, Kind.NOTE:
+            change.batch.delete_range(prefix(kind, number), end_of(kind, number))
+        change.ended_bytes = partition.nbytes
+        self._send(partition, change)
+        self._waiting_bytes -= change.ended_bytes
         del self._partitions[number], self._numbers[partition.name]
 
 

@@ -144,13 +144,16 @@ class HeldRows:
             number = number_in(key)
             partition = self._partitions[number] = HeldPartition.decoded(number, raw)
             self._numbers[partition.name] = number
-        for key, raw in self._under(Kind.COUNT):
+        self._add_counts(Kind.COUNT, path)
+        self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())
+
+    def _add_counts(self, start: bytes, path: Path) -> None:
+        for key, raw in self._under(start):
             _, number, count = COUNT_KEY.unpack(key)
             if raw[:STORE_BYTES] != self._mark:
                 raise ForeignFileError(path)
             if number in self._partitions:
                 self._partitions[number].add_count(count, raw[STORE_BYTES:])
-        self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())
 
     def note_reported(self) -> None:
         """Note that all damage so far was reported: no later start reports it again."""

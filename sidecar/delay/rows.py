@@ -7,8 +7,7 @@ position, so that what is due next is the first row from a place on, and what ha
     r  number  position  epoch           -> a message
     n  number  hash  position  epoch     -> nothing: that message has a name with this hash
     c  number  number of the write       -> the store, what hours gained, and origins that became known
-    u  number of the write               -> what undoes it, see `LocalCache`
-    v                                    -> the first write that is undone, and a table
+    x  number  key                       -> a note that `LocalCache` keeps for its user
     b                                    -> a number, see `RowDatabase.last`
     z  number                            -> the same as `p`, in another block: of use if one of them is damaged
 """
@@ -52,8 +51,7 @@ class Kind(bytes, Enum):
     ROW = b"r"
     NAME = b"n"
     COUNT = b"c"
-    UNDO = b"u"
-    VOUCHED = b"v"
+    NOTE = b"x"
     BASE = b"b"
     SPARE = b"z"
     ROOM = b"w"

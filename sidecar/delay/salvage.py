@@ -236,7 +236,7 @@ class _Copying:
         change, partition.saved = Write(), None
         partition.save(change)
         if self._store:
-            change.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
+            change.batch.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
         elif partition.hours:
             raise DamageError("nothing that can be read says which store it is")
         self._new.write(change.batch)

@@ -12,7 +12,7 @@ from sidecar.delay.database import DAMAGED, ROWS, DamageError, ForeignFileError,
 from sidecar.delay.interface import StorePlace
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
 from sidecar.delay.reading import VERSION, HeldRows, Pairs, unusable
-from sidecar.delay.rows import STORE_BYTES, Kind, hour_of, prefix
+from sidecar.delay.rows import STORE_BYTES, Kind, hour_of
 from sidecar.delay.salvage import LOST, lost, resume, salvage
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, errors
@@ -74,7 +74,6 @@ class StoredRows(HeldRows):
         with errors("read", self._folder.path):
             written = self._open_database(path)
             try:
-                self._prepare(self._database)
                 found = identity_in(self._database) if written is None else written
                 self.is_new = found is None
                 super().__init__(self._database, path, secrets.randbits(48) if found is None else found)
@@ -113,9 +112,6 @@ class StoredRows(HeldRows):
             raise unusable(path, f"{error.filename or 'a file of it'} is missing", else_kept=True) from error
         return identity
 
-    def _prepare(self, database: RowDatabase) -> None:
-        """Change what an earlier process wrote, before it is read."""
-
     @property
     def writes(self) -> RowDatabase:
         """Its durability."""
@@ -139,9 +135,9 @@ class StoredRows(HeldRows):
                 partition.save(change)  # what is left out of a count is before the mark
                 self._fold(partition, change)
             else:
-                change.put(partition.count_key(partition.counts), self._mark + partition.counted(change))
-        ended = sum(-nbytes for _, nbytes in change.hours.values() if nbytes < 0)
-        self._send(partition, change, ended)
+                change.batch.put(partition.count_key(partition.counts), self._mark + partition.counted(change))
+        change.ended_bytes = sum(-nbytes for _, nbytes in change.hours.values() if nbytes < 0)
+        self._send(partition, change)
         self._waiting_bytes += partition.apply(change)
         partition.last_change = self._database.last
         if folds:
@@ -150,16 +146,14 @@ class StoredRows(HeldRows):
             partition.hours = {hour: each for hour, each in hours.items() if each.messages or hour >= past}
         partition.counts += is_counted
 
-    def _send(self, partition: HeldPartition, change: Write, ended_bytes: int) -> None:  # noqa: ARG002  # see `LocalCache`
+    def _send(self, partition: HeldPartition, change: Write) -> None:  # noqa: ARG002  # see `LocalCache`
         """Write a change of a partition."""
-        self._database.write(change.batch, ended_bytes)
+        self._database.write(change.batch, change.ended_bytes)
 
     def _fold(self, partition: HeldPartition, change: Write) -> None:
         """Put one count in the place of all."""
-        with self._database.errors("read"):
-            for key, raw in list(self._database.under(prefix(Kind.COUNT, partition.number))):
-                change.remove(key, raw)
-        change.put(partition.count_key(partition.counts), self._mark + partition.folded(change))
+        change.batch.delete_range(partition.count_key(partition.first_count), partition.count_key(partition.counts))
+        change.batch.put(partition.count_key(partition.counts), self._mark + partition.folded(change))
 
     def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
         """Remove keys of ended messages."""

@@ -14,7 +14,7 @@ import pytest
 from tests.scenarios.delayed import HEADER
 from tests.scenarios.exactly_once import configuration, finish, new_topics
 from tests.support.kafka import Broker, Outgoing, produce
-from tests.support.local_notes import notes_in
+from tests.support.local_notes import places_in
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 
@@ -84,9 +84,9 @@ def test_a_restart_reads_the_end_of_the_changelog(
 
 
 def _all_noted(daemon: Daemon, held: int) -> bool:
-    """Whether the local files vouch for so many messages, each a record."""
-    notes = notes_in(daemon.state_dir / "delay-cache")
-    return _holds(daemon, held) and len(notes) == PARTITIONS and sum(note.offset for note in notes) > held
+    """Whether the local files have so many messages, each a record."""
+    places = places_in(daemon.state_dir / "delay-cache")
+    return _holds(daemon, held) and len(places) == PARTITIONS and sum(place.offset for place in places) > held
 
 
 def _holds(daemon: Daemon, held: int) -> bool:

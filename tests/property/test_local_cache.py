@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -13,8 +16,8 @@ from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import partition, stored
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.interface import Point
 from sidecar.delay.database import SyncJob
+from sidecar.delay.partition import Write
 from sidecar.delay.rows import Held
 from tests.support.partition_store import flushed, killed, log_sizes, power_cut
 
@@ -22,8 +25,8 @@ HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
-    *("put",) * 6, *("adopt",) * 3, *("take",) * 5, *("keep",) * 3, *("begin",) * 4, *("run",) * 4, *("ended",) * 4,
-    *("point",) * 4, *("vouch",) * 4, "cancel", "remove", "release", "drop", "flush", "kill", "power",
+    *("put",) * 6, *("take",) * 5, *("keep",) * 3, *("begin",) * 4, *("run",) * 4, *("ended",) * 4, *("enter",) * 16,
+    "cancel", "release", "forget", "leave", "drop", "flush", "kill", "power",
 )  # fmt: skip
 SMALL = {(partition, "COUNTS_MAX"): 5, (stored, "COUNTS_MAX"): 5}
 """Bounds so small that all that they bound happens."""
@@ -39,56 +42,75 @@ class Model:
     state: bytes | None = None
     watermark: int = 0
     cursor: int = 0
+    ended: dict[int, int] = field(default_factory=dict)
+    """Origins of ended messages that are not forgotten, by position."""
+    place: int = 0
 
     def copy(self) -> Model:
         """The model as it is now."""
-        return Model(dict(self.held), set(self.known), self.state, self.watermark, self.watermark)
+        return replace(self, held=dict(self.held), known=set(self.known), ended=dict(self.ended))
 
 
-@dataclass
-class Vouched:
-    """What a later process may find."""
+class OnTheWay(NamedTuple):
+    """Changes that have not entered."""
 
-    number: int
-    models: dict[int, Model]
+    changes: Sequence[Write]
+    model: Model
+    """The partition behind them."""
+    lowest: int
+
+
+Models = dict[int, Model]
 
 
 class World:
-    """A cache, what it holds, and what was vouched for."""
+    """A cache, what it holds, and what its files have."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.numbers, self.origins = count(), count()
-        self.past: list[Vouched] = []
-        """What the next process may find, oldest first."""
-        self.is_certain = False
-        """Whether it must find something."""
+        self.numbers, self.origins, self.places = count(), count(), count(1)
+        self.written: list[Models] = [{}]
+        """What the next process may find, oldest first: what is durable, and all that was written since."""
         self.found = 0
         """Number of starts that found something."""
         self.open()
 
     def open(self) -> None:
-        """Start, and find what was vouched for last, or later, or nothing if that was never durable."""
+        """Start, and find what the files had at some moment."""
         self.cache = LocalCache(self.folder)
         self.job: SyncJob | None = None
         self.is_run = False
         self.durable: dict[str, int] = {}
-        self.points: list[tuple[Point, Vouched]] = []
-        self.written: list[tuple[int, Point, Vouched]] = []
-        """What was vouched for, each with the number of changes that make it durable."""
-        self.models: dict[int, Model] = {}
-        table = self.cache.vouched
-        if table is None:
-            assert not self.is_certain, "what is durable was lost"
-            self.past = []
-            self.cache.retain([])
-        else:
-            (vouched,) = [each for each in self.past if each.number == int(table)] or [Vouched(-1, {})]
-            assert vouched.number >= 0, "it is older than what is durable"
-            self.models = {number: model.copy() for number, model in vouched.models.items()}
-            self.cache.retain(self.models)
-            self.past, self.found, self.is_certain = [vouched], self.found + 1, True
+        self.running = 0
+        """What was written when the job began."""
+        self.way: dict[int, deque[OnTheWay]] = {}
+        there = {number: int(self.cache.notes(number)[b""]) for number in self.cache.names().values()}
+        found = [each for each in self.written if {number: model.place for number, model in each.items()} == there]
+        assert found, "it is older than what is durable, or was never there"
+        self.models: Models = {number: model.copy() for number, model in found[-1].items()}
+        self.written, self.found = [found[-1]], self.found + bool(there)
+        for number, model in self.models.items():
+            model.cursor = model.watermark
+            ended = {held.position: held.origin for held in self.cache.ended(number, model.watermark)}
+            assert ended == model.ended
+            self.own(number)
         self.compare()
+
+    def own(self, number: int) -> None:
+        """Changes wait from now on."""
+        if self.cache.is_spare(number):
+            self.cache.use(number)
+            self.write(number, None)
+        self.cache.own(number)
+        self.way[number] = deque()
+        self.models[number].place = next(self.places)
+        self.cache.enter(number, (), b"%d" % self.models[number].place)
+        self.write(number, self.models[number].copy())
+
+    def write(self, number: int, model: Model | None) -> None:
+        """The files have this of a partition now."""
+        rest = {each: there for each, there in self.written[-1].items() if each != number}
+        self.written.append(rest if model is None else {**rest, number: model})
 
     def compare(self) -> None:
         """The cache has what the models have."""
@@ -97,10 +119,42 @@ class World:
             assert (self.cache.state(number), set(self.cache.known(number))) == (model.state, model.known)
 
     def pick(self, random: Random) -> tuple[int, Model]:
-        """A partition, perhaps a new one."""
+        """A partition, perhaps one that was just taken over."""
         if not self.models or (len(self.models) < 3 and random.random() < 0.2):
-            self.models[self.cache.begin_partition(b"p")] = Model()
+            number = self.cache.begin_partition(b"p")
+            self.models[number] = Model()
+            self.adopt(number, self.models[number], random)
+            self.own(number)
         return random.choice(list(self.models.items()))
+
+    def adopt(self, number: int, model: Model, random: Random) -> None:
+        """Hold some that have positions; of two at one of them, one is removed."""
+        low, new = 1 << 18, {START_MS + random.randrange(4 * HOUR_MS) << 20 for _ in range(random.randrange(6))}
+        rows = [Held(p | low + next(self.numbers), next(self.origins), 7, None, NO_TAGS, None, b"", b"x") for p in new]
+        self.cache.adopt(number, rows)
+        model.held |= {row[0]: (row[1], row[7]) for row in rows}
+        for row in rows[:1]:
+            self.cache.adopt(number, [row._replace(epoch=3, value=b"5")])
+            assert self.cache.remove(number, row.position, 7)
+            model.held[row.position] = row.origin, b"5"
+
+    def changed(self, number: int, lowest: int = END) -> None:
+        """A change waits."""
+        changes = self.cache.prepared(number)
+        self.way[number].append(OnTheWay(changes, self.models[number].copy(), lowest))
+
+    def enter(self, random: Random) -> None:
+        """The first change of a partition enters."""
+        number, _ = self.pick(random)
+        if self.way[number]:
+            first = self.way[number].popleft()
+            first.model.place = next(self.places)
+            self.cache.enter(number, first.changes, b"%d" % first.model.place)
+            self.write(number, first.model)
+
+    def below(self, number: int) -> int:
+        """The position below which nothing is on the way."""
+        return min((each.lowest for each in self.way[number]), default=END)
 
     def put(self, random: Random) -> None:
         """Put some."""
@@ -113,26 +167,18 @@ class World:
         positions = self.cache.put(number, rows)
         model.held |= {position: (row[1], row[7]) for position, row in zip(positions, rows, strict=True)}
         model.known |= {row[1] for row in rows}
-
-    def adopt(self, random: Random) -> None:
-        """Hold some that have positions."""
-        number, model = self.pick(random)
-        low, new = 1 << 18, {START_MS + random.randrange(4 * HOUR_MS) << 20 for _ in range(random.randrange(1, 6))}
-        rows = [Held(p | low + next(self.numbers), next(self.origins), 7, None, NO_TAGS, None, b"", b"x") for p in new]
-        self.cache.adopt(number, rows)
-        model.held |= {row[0]: (row[1], row[7]) for row in rows if row[0] >= model.watermark}
+        self.changed(number, min(positions))
 
     def take(self, random: Random) -> None:
-        """Take some, in order."""
+        """Take some, in order, and none that is on the way."""
         number, model = self.pick(random)
-        waiting = sorted(position for position in model.held if position >= model.cursor)
-        taken = self.cache.take_due(number, END, random.randrange(1, 6), 1 << 30)
+        below = self.below(number)
+        waiting = sorted(position for position in model.held if model.cursor <= position < below)
+        taken = self.cache.take_due(number, below, random.randrange(1, 6), 1 << 30)
         assert [held.position for held in taken] == waiting[: len(taken)]
+        assert bool(taken) == bool(waiting)
         assert all(model.held[held.position] == (held.origin, held.value) for held in taken)
-        cursor = taken[-1].position + 1 if taken else model.cursor
-        past = self.cache._partitions[number].cursor  # further, if what follows is cancelled
-        assert not any(cursor <= position < past for position in model.held)
-        model.cursor = max(cursor, past)
+        model.cursor = taken[-1].position + 1 if taken else model.cursor
 
     def keep(self, random: Random) -> None:
         """The watermark rises, at most to the cursor."""
@@ -140,53 +186,56 @@ class World:
         model.watermark = random.choice([model.watermark, *(p for p in model.held if p < model.cursor), model.cursor])
         model.state = b"%d" % next(self.numbers)
         self.cache.keep(number, model.state, model.watermark, model.watermark)
+        model.ended |= {position: row[0] for position, row in model.held.items() if position < model.watermark}
         model.held = {position: row for position, row in model.held.items() if position >= model.watermark}
+        self.changed(number)
+
+    def forget(self, random: Random) -> None:
+        """Ended messages are forgotten."""
+        number, model = self.pick(random)
+        self.cache.forget_below(number, model.watermark)
+        model.ended.clear()
+        self.changed(number)
+
+    def _changeable(self, number: int, random: Random) -> int | None:
+        """A message that was not taken; it is found only if it is not on the way."""
+        there = {each.position for each in self.cache.listed(number)}
+        model, before = self.models[number], self.written[-1][number].held
+        assert there == {position for position in model.held.keys() & before.keys() if position >= model.cursor}
+        return random.choice(sorted(there)) if there else None
 
     def cancel(self, random: Random) -> None:
-        """Cancel one that was not taken."""
+        """Cancel one, once."""
         number, model = self.pick(random)
-        if waiting := [position for position in model.held if position >= model.cursor]:
-            position = random.choice(waiting)
-            assert self.cache.cancel(number, position)
+        if (position := self._changeable(number, random)) is not None:
+            assert [self.cache.cancel(number, position) for _ in range(2)] == [True, False]
             del model.held[position]
-
-    def remove(self, random: Random) -> None:
-        """One of two messages at a position is removed."""
-        number, model = self.pick(random)
-        position = START_MS + random.randrange(4 * HOUR_MS) << 20 | 1 << 18 | 1 + next(self.numbers)
-        if position >= model.cursor:
-            for epoch in (3, 5):
-                self.cache.adopt(number, [Held(position, 1, epoch, None, NO_TAGS, None, b"", b"%d" % epoch)])
-            assert self.cache.remove(number, position, 3)
-            model.held[position] = 1, b"5"
+            self.changed(number, position)
 
     def release(self, random: Random) -> None:
-        """Bring one forward that was not taken."""
+        """Bring one forward."""
         number, model = self.pick(random)
-        if waiting := [position for position in model.held if position >= model.cursor]:
-            position = random.choice(waiting)
+        if (position := self._changeable(number, random)) is not None:
             earlier = self.cache.release(number, position, START_MS)
             assert earlier is not None
             model.held[earlier] = model.held.pop(position)
+            self.changed(number, earlier)
+
+    def leave(self, random: Random) -> None:
+        """A partition leaves, and comes back: what was on the way is gone."""
+        number, _ = self.pick(random)
+        self.cache.leave(number)
+        model = self.models[number] = self.written[-1][number].copy()
+        model.cursor = model.watermark
+        self.compare()
+        self.own(number)
 
     def drop(self, random: Random) -> None:
         """A partition leaves."""
         number, _ = self.pick(random)
         self.cache.drop(number)
-        del self.models[number]
-
-    def point(self, _: Random) -> None:
-        """Note the present state."""
-        copies = {number: model.copy() for number, model in self.models.items()}
-        self.points.append((self.cache.point(), Vouched(next(self.numbers), copies)))
-
-    def vouch(self, _: Random) -> None:
-        """Vouch for a state that is durable."""
-        if self.points and self.cache.writes.synced >= self.points[0][0].changes:
-            point, vouched = self.points.pop(0)
-            self.cache.vouch(point, b"%d" % vouched.number)
-            self.written.append((self.cache.writes.changes, point, vouched))
-            self.past.append(vouched)
+        del self.models[number], self.way[number]
+        self.write(number, None)
 
     def begin(self, _: Random) -> None:
         """A job begins."""
@@ -196,26 +245,24 @@ class World:
     def run(self, _: Random) -> None:
         """It runs."""
         if self.job is not None and not self.is_run:
-            sizes = log_sizes(self.cache)
+            sizes, self.running = log_sizes(self.cache), len(self.written)
             self.job.run()
             self.is_run, self.durable = True, sizes
+            self.written = self.written[self.running - 1 :]
 
     def ended(self, _: Random) -> None:
-        """The main thread hears of it: what was vouched for before is too old now."""
+        """The main thread hears of it."""
         if self.job is not None and self.is_run:
             self.cache.writes.ended_sync(self.job, None)
             self.job = None
-        while self.written and self.written[0][0] <= self.cache.writes.synced:
-            vouched = self.written.pop(0)[2]
-            self.past, self.is_certain = self.past[self.past.index(vouched) :], True
 
     def flush(self, _: Random) -> None:
         """Rows go to a file."""
         flushed(self.cache)
 
     def kill(self, _: Random) -> None:
-        """The process dies."""
-        self.folder = killed(self.cache)
+        """The process dies: all that entered is found."""
+        self.folder, self.written = killed(self.cache), self.written[-1:]
         self.open()
 
     def power(self, random: Random) -> None:
@@ -225,8 +272,8 @@ class World:
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 16) for first in range(0, 80, 16)])
-def test_a_start_finds_what_was_vouched_for(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was then: nothing that was put, taken, cancelled or moved later, and never something older."""
+def test_a_start_finds_what_has_entered(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is on the way, and each change as a whole with its note."""
     for (module, name), value in SMALL.items():
         monkeypatch.setattr(module, name, value)
     found = 0

@@ -20,7 +20,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
-from rocksdict import WriteBatch
 
 from sidecar.core.library.watermark import Progress as LibraryProgress
 from sidecar.core.lineage import Fingerprint, Stamp
@@ -31,7 +30,7 @@ from sidecar.core.snapshots import seal, unseal
 from sidecar.core.windows.dedup import Deduplicator
 from sidecar.core.windows.idruns import mixed, rising
 from sidecar.daemon.delays import parked
-from sidecar.delay.changelog import cache, notes, reach, records
+from sidecar.delay.changelog import notes, reach, records
 from sidecar.delay.database import opened
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
 from sidecar.delay.partition import HeldPartition, Write
@@ -229,22 +228,17 @@ def settled_offsets() -> bytes:
     return known.dump("key")
 
 
-NOTE = notes.Note(1, b"name", 2, LINEAGE, 3, 4, 5, KEPT, [(9, [KEY])], [[KEY, KEY]])
+NOTED = notes.NotedPlace(1, LINEAGE, 3, 4, KEY).encoded()
 PARTITION = HeldPartition(1, b"name", b"state", 4, floor=5, mark=6, known=BITMAP)
-CHANGE = Write(hours={3: [1, 100]}, origins=[7], added=[b"key"], removed=[(b"other", b"value")])
-
-
-def read_undo(raw: bytes) -> None:
-    """A change that is undone."""
-    cache.undo(WriteBatch(raw_mode=True), raw)
+CHANGE = Write(hours={3: [1, 100]}, origins=[7])
 
 
 PARKED = parked_part()
 BYTES = {
-    "notes": sealed(notes.encoded([NOTE]), notes.decoded),
+    "note": sealed(NOTED, notes.NotedPlace.decoded),
+    "notes": Decoder(KEY, lambda raw: notes.note_of({b"": NOTED, KEY[1:]: raw}, None), Never),
     "partition": Decoder(PARTITION.encoded(), partial(HeldPartition.decoded, 1), ValueError),
     "count": Decoder(PARTITION.counted(CHANGE), lambda raw: HeldPartition(1, b"").add_count(0, raw), ValueError),
-    "undo": Decoder(cache.undoing(CHANGE), read_undo, ValueError),
     "log of RocksDB": Decoder(log_of_rocksdb(), lambda raw: has_write_behind(raw, 1), Never),
     "headers": Decoder(HEADERS, unpack_headers, StateError),
     "attached": Decoder(ATTACHED, lambda raw: (unpack_headers(raw), unpack_attached(raw)), StateError),
@@ -252,11 +246,7 @@ BYTES = {
     "message of RocketMQ": Decoder(message_of(ATTACHED), read_message, ValueError),
     "change": Decoder(b"\1", change_of, ValueError),
     "state": Decoder(records.kept_bytes(KEPT), records.read_state, ValueError),
-    "bookmark": Decoder(
-        records.bookmark_entry(1, records.Bookmark(2, 3)).value or b"",
-        records.read_bookmark,
-        ValueError,
-    ),
+    "removal": Decoder(records.removal_entry(1, 2).value or b"", records.read_removal, ValueError),
     "reach": Decoder(reach.PutReach(LINEAGE, 1, 2).entry().value or b"", reach.read_reach, ValueError),
     "parked key": Decoder(PARKED.key or b"", lambda raw: read_parked(raw, PARKED.headers), ValueError),
     "parked offsets": Decoder(PARKED.headers, partial(read_parked, PARKED.key), ValueError),

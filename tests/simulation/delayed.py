@@ -52,6 +52,8 @@ from sidecar.daemon.delays.parked import unpacked
 from sidecar.daemon.delays.questions import Answer as Told
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.takeovers import Takeovers
+from sidecar.delay.changelog import store as changelog_store
+from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.columns import BothColumns
@@ -69,6 +71,7 @@ from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 from tests.support.model_table import ModelAppender, ModelTable, ModelTables
 from tests.support.real_rows import RealCache, RealStore
 
+changelog_store.CACHE_CHANGES = 4  # so that some of what has entered is durable, and some is not
 IS_REAL = bool(os.environ.get("SIDECAR_REAL_ROWS"))
 """Whether the rows are in RocksDB."""
 
@@ -158,8 +161,6 @@ class Circumstances:
     resets: float
     requests: float
     """How often an operator cancels or releases a message."""
-    entries_max: int
-    """Entries of a changelog from which on the local files are vouched for again."""
 
     @classmethod
     def of(cls, seed: int) -> Circumstances:
@@ -205,7 +206,6 @@ class Circumstances:
             reloads=r.choice((0.005, 0.05)),
             resets=r.choice((0.0, 0.0, 0.01)),
             requests=r.choice((0.0, 0.03, 0.15)),
-            entries_max=r.choice((4, 40)),
         )
 
 
@@ -323,7 +323,7 @@ class Host:
         taken = self.disk.taken
         is_cache = isinstance(self.disk, ModelCache | RealCache)
         new = RealCache if IS_REAL else ModelCache
-        disk = self.disk.restarted(self._chance) if is_cache else new(self._number + 1)
+        disk = self.disk.restarted(self._chance, is_old=self._world.old) if is_cache else new(self._number + 1)
         self.disk, self.jobs = disk, []
         restorer: Restorer = log
         if isinstance(log, ModelTable):
@@ -331,7 +331,7 @@ class Host:
             self.changelog = ModelAppender(tables)
         else:
             self.changelog = ModelChangelog(log)
-        self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, self.plan.entries_max)
+        self.store = store = ChangelogStore(cast("LocalCache", disk), self.changelog, self._world.clock)
         self.disk.taken = taken
         return Takeovers(
             store, restorer, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
@@ -673,6 +673,7 @@ class World:
         bare: Whether owners hand on nothing but the offset, and keep the rest in state folders.
         loses: Whether the broker loses its newest commits, and processes outlive an operator's reset.
         retags: Whether the subscribed tags change; for one host.
+        old: Whether local files are copies that are too old, compaction removes what it can, and much is changed.
     """
 
     def __init__(
@@ -686,11 +687,15 @@ class World:
         bare: bool = False,
         loses: bool = False,
         retags: bool = False,
+        old: bool = False,
     ) -> None:
-        self.bare = bare
+        self.bare, self.old = bare, old
         self._losses, self.has_lost = 0.01 if loses else 0.0, False
         self.plan = Circumstances.of(seed)
         self._outages = 0.02 if parks else 0.0
+        if old:
+            self.plan.requests = 0.3
+            self.plan.log = [row if row[0] % 3 else _later(row) for row in self.plan.log]
         if parks:
             self.plan.rules = replace(self.plan.rules, park_after_ms=(0, 50, 300)[seed % 3])
         if hosts > 1:  # each host would remember other ids
@@ -888,6 +893,8 @@ class World:
         """An operator cancels or releases a message, perhaps at a host that was replaced."""
         offset, living = int(self.chance() * LENGTH), [host for host in self.hosts if host.alive]
         what, due = ("cancel", "release")[self.chance() < 0.5], self.plan.log[offset][3]
+        if self.old and self.plan.seed % 2:  # what is removed of a cancelled one would tell of a released one, too
+            what = "release"
         if isinstance(due, int):
             told: Future[Told] = Future()
             if what == "cancel":
@@ -900,9 +907,9 @@ class World:
     def _replace_owner(self) -> None:
         owner = self.broker.owner
         assert owner is not None
-        if self.log is not None and self.chance() < 0.5:
+        if self.log is not None and (self.chance() < 0.5 or self.old):
             owner.calm()
-            self.log.compact()
+            self.log.compact(is_all=self.old)
         if self.chance() < 0.6 or len(self.hosts) == 1:
             owner.die()
         following = self.hosts[int(self.chance() * len(self.hosts))]
@@ -1041,6 +1048,12 @@ class World:
             raise BrokenPromiseError("blamed", self.blamed)
 
 
+def _later(row: Row) -> Row:
+    """The same message, if it is due, so late that no schedule delivers it unless it is released."""
+    due = row[3]
+    return (*row[:3], due + 2_000, *row[4:]) if isinstance(due, int) else row
+
+
 def _members(held: Held) -> list[int]:
     """The offset of a message, or the offsets of all messages of a parked part."""
     if held.position < PARKED_FROM:
@@ -1073,13 +1086,16 @@ def run_delayed(
     bare: bool = False,
     loses: bool = False,
     retags: bool = False,
+    old: bool = False,
 ) -> int:
     """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare, loses=loses, retags=retags)
+    world = World(
+        seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare, loses=loses, retags=retags, old=old
+    )
     for _ in range(steps):
         world.event()
     world.settle()

@@ -30,6 +30,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "delayed-3": partial(run_delayed, hosts=3),
     "changelog": partial(run_delayed, shared=True),
     "changelog-3": partial(run_delayed, hosts=3, shared=True),
+    "copied-changelog": partial(run_delayed, shared=True, old=True),
+    "copied-changelog-3": partial(run_delayed, hosts=3, shared=True, old=True),
     "parked": partial(run_delayed, parks=True),
     "parked-3": partial(run_delayed, hosts=3, parks=True),
     "parked-changelog": partial(run_delayed, shared=True, parks=True),

@@ -24,6 +24,7 @@ STORES = pytest.mark.parametrize(
         "parked-postgresql-3",
         "retagged",
         "retagged-changelog",
+        "copied-changelog",
         "losses",
         "losses-3",
         "losses-changelog-3",

@@ -11,7 +11,6 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.records import MESSAGE, STATE, RecordLineage, read_message_key, read_state
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.changelog.vouching import NOTE_S
 from sidecar.delay.rows import Held
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
@@ -27,7 +26,7 @@ class Scene:
         self.changelog = ModelChangelog(self.log)
         self.cache = cache or ModelCache()
         self.now_s = 0.0
-        self.store = ChangelogStore(self.cache, self.changelog, lambda: self.now_s)
+        self.store = ChangelogStore(self.cache.local, self.changelog, lambda: self.now_s)
         self.number = self.own(epoch)
 
     def own(self, epoch: int = 0) -> int:
@@ -51,13 +50,6 @@ class Scene:
         self.store.keep(self.number, b"state", 0, 0)
         self.store.committed(self.number, 0)
         self.land()
-
-    def note(self) -> None:
-        """Time passes, and a note is taken."""
-        self.now_s += NOTE_S
-        for _ in range(4):
-            self.sync()
-            self.land()
 
     def sync(self) -> None:
         """The local files are written."""

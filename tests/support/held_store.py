@@ -42,8 +42,6 @@ class Content:
     mark: int = 0
     sequence: int = 0
     changes: int = 0
-    vouched: object = None
-    """What a cache vouched for last; it is not changed."""
 
     def __deepcopy__(self, memo: object) -> Content:
         return replace(self, shelves=copy.deepcopy(self.shelves))
@@ -92,6 +90,10 @@ class ModelStore:
     @property
     def changes(self) -> int:
         return self._live.changes
+
+    @property
+    def entered(self) -> int:
+        return self.changes
 
     @property
     def synced(self) -> int:
@@ -236,8 +238,11 @@ class ModelStore:
         held = self._shelf(number).messages.values()
         return [each._replace(value=None) for each in held if each.position >= PARKED_FROM]
 
-    def forget_cancelled(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, positions: Iterable[int]) -> None:
         pass
+
+    def is_moving(self, number: int) -> bool:
+        return False
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         if not self.listed(number, position, position + 1, 1, None):

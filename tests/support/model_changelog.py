@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord, Point
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.records import MESSAGE, VOID, counts, epoch_key, read_message, read_void
-from sidecar.delay.rows import Held
+from sidecar.delay.interface import LISTED_MAX
+from sidecar.delay.rows import PARKED_FROM, Held, Leave, ListedRow
 from sidecar.errors import StateError
-from tests.support.held_store import Content, ModelStore
+from tests.support.held_store import Content, ModelJob, ModelStore, Shelf
 
 
 class ModelLog:
@@ -33,11 +36,15 @@ class ModelLog:
         self._end += 1
         return self._end - 1
 
-    def compact(self) -> None:
-        """Remove what later records replace, and sometimes tombstones, up to some offset."""
-        until = self._end if self._chance() < 0.3 else int(self._chance() * (self._end + 1))
+    def compact(self, *, is_all: bool = False) -> None:
+        """Remove what later records replace, and sometimes tombstones, up to some offset.
+
+        Args:
+            is_all: Whether all is removed that can be.
+        """
+        until = self._end if is_all or self._chance() < 0.3 else int(self._chance() * (self._end + 1))
         last = {record.key: record.offset for record in self.records}
-        with_tombstones = self._chance() < 0.5
+        with_tombstones = is_all or self._chance() < 0.5
         newest = {record.key: record.offset for record in self.records if record.offset < until}
         self.records = [
             record
@@ -163,99 +170,215 @@ class ModelChangelog:
 
 
 NOTHING = Held(0, 0, 0, None, NO_TAGS, None, b"", None)
+COPIED_EVERY, COPIES_MAX = 2, 40
+"""Changes after which the files are copied again, and the copies that stay."""
 
 
-@dataclass(frozen=True)
-class Vouched:
-    """The files at a point, and the table."""
+@dataclass
+class CacheShelf(Shelf):
+    """What is held of one partition, with its notes."""
 
-    content: Content
-    twins: tuple[tuple[int, Held], ...]
-    table: bytes = b""
+    notes: dict[bytes, bytes] = field(default_factory=dict)
 
-    def __deepcopy__(self, memo: object) -> Vouched:
-        return self
+    def __deepcopy__(self, memo: object) -> CacheShelf:
+        copied = copy.copy(self)
+        copied.messages, copied.order = dict(self.messages), list(self.order)
+        copied.known, copied.notes = self.known.copy(), dict(self.notes)
+        return copied
 
 
 class ModelCache(ModelStore):
-    """A `KeptRows` in memory.
+    """A `LocalCache` in memory: `_live` is what memory has, `_written` what the files have.
 
     Args:
         number: Of its host.
-        vouched: What an earlier process left.
-        copies: All that earlier processes vouched for.
+        written: What an earlier process left.
+        copies: What the files of earlier processes had at times.
     """
 
-    def __init__(self, number: int = 1, vouched: Vouched | None = None, copies: Iterable[Vouched] = ()) -> None:
+    def __init__(self, number: int = 1, written: Content | None = None, copies: Iterable[Content] = ()) -> None:
         super().__init__(number)
         self.twins: list[tuple[int, Held]] = []
         """Messages at a position that another one has, too, with the numbers of their partitions."""
-        self.vouched: bytes | None = None
-        if vouched is not None:
-            self._live, self.twins, self.vouched = copy.deepcopy(vouched.content), list(vouched.twins), vouched.table
-            self._live.vouched = vouched
-            self._durable = copy.deepcopy(self._live)
+        self._live = copy.deepcopy(written or Content())
+        self._written, self._durable = copy.deepcopy(self._live), copy.deepcopy(self._live)
         self.copies = list(copies)
         """What may be copied back."""
-        self._points: dict[int, Vouched] = {}
+        self._owned: set[int] = set()
         self._spare: set[int] = set()
         self.loss = ""
-
-    def restarted(self, chance: Callable[[], float]) -> ModelCache:
-        """The next process has what was durable, and perhaps what was written; or a copy, or nothing."""
-        survivors = [each.vouched for each in (self._durable, self._writing, self._live) if each is not None]
-        vouched, fate = survivors[int(chance() * len(survivors))], chance()
-        if fate < 0.1:
-            vouched = None
-        elif fate < 0.25 and self.copies:
-            vouched = self.copies[int(chance() * len(self.copies))]
-        assert vouched is None or isinstance(vouched, Vouched)
-        return ModelCache(self._id, vouched, self.copies)
-
-    # Rows that outlive the process
-
-    def retain(self, numbers: Collection[int]) -> None:
-        self._spare = set(numbers)
         for number in self.numbers():
-            if number not in self._spare:
+            if b"" in self._notes(number):
+                self._spare.add(number)
+            else:
                 self.drop(number)
 
-    def use(self, number: int) -> None:
-        self._spare.discard(number)
+    def restarted(self, chance: Callable[[], float], *, is_old: bool = False) -> ModelCache:
+        """The next process has what was durable, and perhaps what was written; or a copy, or nothing.
 
-    def begin_partition(self, name: bytes) -> int:
-        return self.number(b"%s\0%d" % (name, len(self._live.shelves)))
+        Args:
+            is_old: Whether it has a copy if there is one.
+        """
+        survivors = [self._durable, *([self._writing] if self._writing else ()), self._written]
+        written, fate = survivors[int(chance() * len(survivors))], chance()
+        if fate < 0.1 and not is_old:
+            return ModelCache(self._id, None, self.copies)
+        if (is_old or fate < 0.25) and self.copies:
+            written = self.copies[int(chance() * len(self.copies))]
+        return ModelCache(self._id, written, self.copies)
 
-    def point(self) -> Point:
+    @property
+    def local(self) -> Any:
+        """The same, for what is typed with a `LocalCache`."""
+        return self
+
+    def _notes(self, number: int) -> dict[bytes, bytes]:
+        shelf = self._shelf(number)
+        return shelf.notes if isinstance(shelf, CacheShelf) else {}
+
+    # Changes on the way
+
+    @property
+    def changes(self) -> int:
+        return self._written.changes
+
+    def begin_sync(self) -> ModelJob | None:
+        if self._written.changes == self._durable.changes:
+            return None
         if self.refuses:
             raise StateError("the disk is full")
-        point = Point(self._live.changes, len(self._points))
-        self._points[point.change] = Vouched(copy.deepcopy(self._live), tuple(self.twins))
-        return point
+        self._writing = copy.deepcopy(self._written)
+        return ModelJob(self._writing)
 
-    def vouch(self, point: Point, table: bytes) -> None:
-        found = self._points[point.change]
-        vouched = Vouched(found.content, found.twins, table)
-        self._live.vouched = vouched
-        self._live.changes += 1
-        self.copies.append(vouched)
+    def sync(self) -> None:
+        self._durable = copy.deepcopy(self._written)
+
+    def _write(self, number: int, shelf: Shelf) -> None:
+        shelves = self._written.shelves
+        while len(shelves) <= number:
+            shelves.append(CacheShelf(b"", watermark=1 << 63))
+        shelves[number] = shelf
+        self._written.changes += 1
+        self._written.sequence, self._written.mark = self._live.sequence, self._live.mark
+
+    def own(self, number: int) -> None:
+        self._owned.add(number)
+        self._write(number, copy.deepcopy(self._shelf(number)))
+
+    def prepared(self, number: int) -> Sequence[Shelf]:
+        return [copy.deepcopy(self._shelf(number))]
+
+    def enter(self, number: int, changes: Sequence[Shelf], place: bytes | None) -> None:
+        if self.refuses:
+            raise StateError("the disk is full")
+        shelf = changes[-1] if changes else copy.deepcopy(self._written.shelves[number])
+        for notes in (cast("CacheShelf", shelf).notes, self._notes(number)):
+            notes.pop(b"", None)
+            if place is not None:
+                notes[b""] = place
+        self._write(number, shelf)
+        if place is not None and self._written.changes % COPIED_EVERY == 0:
+            self.copies = [*self.copies, copy.deepcopy(self._written)][-COPIES_MAX:]
+
+    def _is_there(self, number: int, position: int) -> bool:
+        """Whether the files have a message."""
+        return number not in self._owned or position in self._written.shelves[number].messages
+
+    # Partitions
+
+    def spare(self, name: bytes) -> int | None:
+        names = {self._shelf(number).name.rpartition(b"\0")[0]: number for number in self._spare}
+        return names.get(name)
+
+    def is_spare(self, number: int) -> bool:
+        return number in self._spare
+
+    def use(self, number: int) -> None:
+        if number in self._spare:
+            self._spare.remove(number)
+            for content in (self._live, self._written):
+                cast("CacheShelf", content.shelves[number]).notes.pop(b"", None)
+            self._written.changes += 1
+
+    def drop_spare(self) -> None:
+        for number in list(self._spare):
+            self.drop(number)
+
+    def begin_partition(self, name: bytes) -> int:
+        number = len(self._live.shelves)
+        self._live.shelves.append(CacheShelf(b"%s\0%d" % (name, number)))
+        return number
+
+    def kept(self, number: int) -> tuple[int, int, bytes] | None:
+        shelf = self._shelf(number)
+        return None if shelf.state is None else (shelf.watermark, self._live.mark, shelf.state)
+
+    def note(self, number: int, notes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in notes.items():
+            self._notes(number).pop(key, None)
+            if value is not None:
+                self._notes(number)[key] = value
+
+    def notes(self, number: int) -> Mapping[bytes, bytes]:
+        return dict(self._notes(number))
+
+    def ended(self, number: int, watermark: int) -> Iterable[Held]:
+        return [held for position, held in self._shelf(number).messages.items() if position < watermark]
+
+    def forget_below(self, number: int, position: int) -> None:
+        shelf = self._shelf(number)
+        shelf.order = [each for each in shelf.order if each >= position]
+        shelf.messages = {each: held for each, held in shelf.messages.items() if each >= position}
 
     # Rows
 
     def _unsynced(self, number: int) -> int | None:
         return None
 
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+        found = super().take_due(number, until, limit, nbytes, leave)
+        return [held for held in found if self._is_there(number, held.position)]
+
+    def listed(
+        self, number: int, first: int, end: int, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> Sequence[ListedRow]:
+        found = super().listed(number, first, end, limit, origin)
+        return [each for each in found if self._is_there(number, each.position)]
+
+    def cancel(self, number: int, position: int) -> bool:
+        if position >= PARKED_FROM and not self._is_there(number, position):
+            raise StateError("it is on the way")
+        return super().cancel(number, position)
+
     def adopt(self, number: int, rows: Iterable[Held]) -> None:
         shelf, rows = self._shelf(number), list(rows)
         first = {row.position: row for row in reversed(rows)}
-        super().adopt(number, [row for position, row in first.items() if position not in shelf.messages])
+        if self.refuses and number not in self._owned:
+            raise StateError("the disk is full")
+        for position, held in first.items():
+            if position >= shelf.watermark and position not in shelf.messages:
+                shelf.messages[position] = held
+                insort(shelf.order, position)
         for held in rows:
             if shelf.messages.get(held.position, NOTHING).epoch != held.epoch:  # one is removed before anything is read
                 self.twins.append((number, held))
             self._live.sequence = max(self._live.sequence, held.position & ((1 << SEQUENCE_BITS) - 1))
 
+    def leave(self, number: int) -> None:
+        if b"" not in self._notes(number):
+            self.drop(number)
+            return
+        self._owned.discard(number)
+        self._spare.add(number)
+        self._live.shelves[number] = copy.deepcopy(self._written.shelves[number])
+        self._cursors[number] = 0
+
     def drop(self, number: int) -> None:
         super().drop(number)
+        self._spare.discard(number)
+        self._owned.discard(number)
+        if number < len(self._written.shelves):
+            self._write(number, CacheShelf(b"", watermark=1 << 63))
         self.twins = [twin for twin in self.twins if twin[0] != number]
 
     def remove(self, number: int, position: int, epoch: int) -> bool:

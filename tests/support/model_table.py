@@ -64,7 +64,7 @@ class ModelTable(ModelLog):
         for living in self.calls:
             yield from (entry for epoch, entries, _ in living if epoch == self.epoch for entry in entries)
 
-    def compact(self) -> None:
+    def compact(self, *, is_all: bool = False) -> None:
         pass
 
 

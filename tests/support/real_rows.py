@@ -13,15 +13,15 @@ from typing import Any
 from rocksdict import Checkpoint
 
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.interface import Point
 from sidecar.delay.database import ROWS, SyncJob
+from sidecar.delay.partition import Write
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.rows import Held, Kind, Leave, number_in, position_in, unpacked
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from tests.support.partition_store import killed, log_sizes, power_cut
 
-COPIES_MAX = 4
+COPIES_MAX, COPIED_EVERY = 4, 10
 _FOLDERS = count()
 _ALL = tempfile.TemporaryDirectory(prefix="rows-")
 """Is removed with the process."""
@@ -154,23 +154,38 @@ class RealCache(_Rows, LocalCache):
 
     def __init__(self, number: int = 1, path: Path | None = None, copies: Sequence[Path] = ()) -> None:
         self._copies = list(copies)
+        self._entered = 0
         super().__init__(number, path)
 
-    def restarted(self, chance: Callable[[], float]) -> RealCache:
-        """The next process has what was durable, and perhaps what was written; or a copy, or nothing."""
+    def restarted(self, chance: Callable[[], float], *, is_old: bool = False) -> RealCache:
+        """The next process has what was durable, and perhaps what was written; or a copy, or nothing.
+
+        Args:
+            is_old: Whether it has a copy if there is one.
+        """
         path, fate = self._lost(chance), chance()
         base = _base()
-        if fate < 0.1:
+        if fate < 0.1 and not is_old:
             path = base / "new"
-        elif fate < 0.25 and self._copies:
+        elif (is_old or fate < 0.25) and self._copies:
             path = self._copies[int(chance() * len(self._copies))]
         if path.exists():
             path = Path(shutil.copytree(path, base / "copy"))
         return RealCache(self._host, path, self._copies)
 
-    def vouch(self, point: Point, table: bytes) -> None:
-        super().vouch(point, table)
-        if len(self._copies) < COPIES_MAX:
+    def put(self, number: int, rows: Iterable[Held]) -> list[int]:
+        return PartitionStore.put(self, number, rows)
+
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
+        if number not in self._owned:
+            self._check()
+        PartitionStore.adopt(self, number, rows)
+
+    def enter(self, number: int, changes: Sequence[Write], place: bytes | None) -> None:
+        self._check()
+        super().enter(number, changes, place)
+        self._entered += 1
+        if place is not None and self._entered % COPIED_EVERY == 0 and len(self._copies) < COPIES_MAX:
             copy = _base() / "copy"
             copy.mkdir()
             shutil.copy(self._folder.path / IDENTITY, copy)

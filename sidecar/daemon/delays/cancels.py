@@ -7,7 +7,8 @@ commit of the messages that cancel waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -67,6 +68,8 @@ class Cancels:
         self._numbers = numbers
         self._changes = changes
         self._when_durable = when_durable
+        self._coming: deque[tuple[int, CancelHeld]] = deque()
+        """Requests, each with the number of changes before it that have not all entered."""
         self._asked: dict[TopicPartition, _Asked] = {}
         self._search: _Search | None = None
         self._none_at_s = inf
@@ -79,8 +82,9 @@ class Cancels:
     @property
     def is_full(self) -> bool:
         """Whether too many wait: partitions are not read then."""
-        waiting = self._asked.values()
-        names, nbytes = sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting)
+        waiting: list[tuple[Collection[bytes], int]] = [(asked.names, asked.nbytes) for asked in self._asked.values()]
+        waiting += [(effect.names, sum(map(len, effect.names))) for _, effect in self._coming]
+        names, nbytes = sum(len(names) for names, _ in waiting), sum(nbytes for _, nbytes in waiting)
         return are_many(names, nbytes, (time.monotonic() - self._none_at_s) * 1000)
 
     def is_searching(self, tp: TopicPartition) -> bool:
@@ -88,7 +92,10 @@ class Cancels:
         return self._search is not None and self._search.asked.last.tp == tp
 
     def add_request(self, effect: CancelHeld) -> None:
-        """Take a request; messages to hold that came before it are in the store."""
+        """Take a request; the search begins when the store has all messages to hold that came before it."""
+        self._coming.append((self._store.writes.changes, effect))
+
+    def _add(self, effect: CancelHeld) -> None:
         asked = self._asked.get(effect.tp)
         if asked is None or not self._pipeline.expects(asked.last):
             asked = self._asked[effect.tp] = _Asked({}, effect)
@@ -97,18 +104,20 @@ class Cancels:
         asked.last = effect
 
     def step(self, patience_s: float = STEP_S) -> bool:
-        """Cancel for some time; return whether nothing is left.
+        """Cancel for some time, what can be found; return whether nothing is left.
 
         Raises:
             StateError: A file cannot be read; a later call starts the search again.
         """
         begun_s = time.monotonic()
+        while self._coming and self._coming[0][0] <= self._store.writes.entered:
+            self._add(self._coming.popleft()[1])
         while self._search is not None or self._begin():
             if not self._go_on(begun_s + patience_s):
                 return False
-        if not self._asked:
+        if not self._asked and not self._coming:
             self._none_at_s = begun_s
-        return not self._asked
+        return not self._asked and not self._coming
 
     def _begin(self) -> bool:
         for tp, asked in list(self._asked.items()):
@@ -147,7 +156,10 @@ class Cancels:
 
     def _turn(self, last: CancelHeld) -> Turn:
         has_store = last.tp.store in self._pipeline.owned
-        return turn_of_search(is_expected=self._pipeline.expects(last), has_store=has_store)
+        number = self._numbers.get(last.tp)
+        is_moving = number is not None and self._store.is_moving(number)
+        is_expected = self._pipeline.expects(last)
+        return turn_of_search(is_expected=is_expected, has_store=has_store, is_moving=is_moving)
 
     def _begin_anew(self, search: _Search) -> None:
         self._search, tp = None, search.asked.last.tp

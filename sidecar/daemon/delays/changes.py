@@ -87,6 +87,5 @@ class HeldChanges:
 
     def _end(self, change: _Change, *, is_final: bool) -> None:
         if is_final:
-            for position in change.cancelled:
-                self._store.forget_cancelled(change.number, position)
+            self._store.forget_cancelled(change.number, change.cancelled)
         change.tell(is_final)

@@ -381,7 +381,8 @@ class Delays(NoDelays):
 
     @override
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
-        return self._keep(items, inf) and self._writing.sync_now()
+        is_entered = self._store.writes.entered == self._store.writes.changes or self._writing.sync_now()
+        return is_entered and self._keep(items, inf) and self._writing.sync_now()
 
     def _keep(self, items: Iterable[CommitItem], patience_s: float | None = None) -> bool:
         if not self._effects.go_on(patience_s):

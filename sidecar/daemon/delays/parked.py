@@ -121,7 +121,7 @@ class ParkedParts:
         for number in effect.numbers:
             if number in places:
                 self._store.cancel(self._numbers[tp.source], places[number])
-                self._store.forget_cancelled(self._numbers[tp.source], places.pop(number))
+                self._store.forget_cancelled(self._numbers[tp.source], [places.pop(number)])
             self._leaving.discard((tp, number))
 
     def take_parts(self, tp: TopicPartition, found: Sequence[FoundPart], counted: int) -> None:

@@ -46,16 +46,20 @@ class Requests:
         self._is_loading = is_loading
         self._changes = changes
         self._wall_ms = wall_ms
-        self._waiting: list[Question] = []
+        self._waiting: list[tuple[int, Question]] = []
+        """Each with the number of changes that must have entered."""
 
     def ask(self, question: Question) -> None:
-        """Take a question; `tend` answers it, at once or later."""
-        self._waiting.append(question)
+        """Take a question; `tend` answers it, at once or later: changes once the store has what came before."""
+        is_change = isinstance(question.asked, One) and question.asked.what in DONE
+        self._waiting.append((self._store.writes.changes if is_change else 0, question))
 
     def tend(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for question in waiting:
-            if not question.answer.cancelled():
+        for behind, question in waiting:
+            if behind > self._store.writes.entered:
+                self._waiting.append((behind, question))
+            elif not question.answer.cancelled():
                 self._answer(question)
 
     def _answer(self, question: Question) -> None:
@@ -83,11 +87,12 @@ class Requests:
             is_loading=self._is_loading(tp),
             has_store=tp.store in owned,
             is_behind=tp in owned and self._pipeline.is_behind(tp),
+            is_moving=tp in self._numbers and self._store.is_moving(self._numbers[tp]),
         )
         if turn is Turn.DROP:
             return {"outcome": "not_owned"}
         if turn is Turn.WAIT:
-            self._waiting.append(question)
+            self._waiting.append((0, question))
             return None
         number = self._numbers[tp]
         if asked.what == "parked":

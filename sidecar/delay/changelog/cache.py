@@ -1,45 +1,39 @@
 """The rows of a changelog's owned partitions on the local disk. Knows no changelog.
 
-They outlive the process. After a start they are as they were at one *point* in the order of all changes: the last one
-that was vouched for. So each change behind a point is written with what undoes it, until a later point is vouched for:
-a start undoes what is behind the last one. A range of rows that ended is removed only then.
+A change of an owned partition is *prepared* at once: it has its positions, and memory counts it. It *enters* the files
+in one write, with a note that says up to where the changelog is in them, once the changelog has acknowledged it. Until
+then its messages are on the way: what it adds is not found, and neither is what it removes. So the files never have
+more than the changelog, and a start finds them as they were at the last note.
 """
 
 from __future__ import annotations
 
 import shutil
 import struct
-from collections import deque
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
-from rocksdict import WriteBatch
-
 from sidecar import files
-from sidecar.core.snapshots import Stored, seal, unseal
-from sidecar.delay.changelog.interface import Point
-from sidecar.delay.database import DAMAGED, ROWS, RowDatabase, has_files
-from sidecar.delay.partition import HeldPartition, Write
+from sidecar.delay.database import DAMAGED, ROWS, has_files
+from sidecar.delay.interface import LISTED_MAX
+from sidecar.delay.partition import NOTHING, HeldPartition, Write
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import Kind, end_of, prefix
+from sidecar.delay.rows import POSITION_MAX, Held, Kind, ListedRow, number_in, position_in, prefix, unpacked
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from sidecar.state.folder import LOCK_FILE
 
-UNDO_BYTES_MAX = 64 << 20
-"""Bytes of what undoes changes from which on no point is waited for: the next start finds nothing."""
-_KIND, _VERSION = "LocalCache", 1
-_POINT = struct.Struct("<Q")
-"""Number of the first change behind the point; the table follows."""
-_UNDO = struct.Struct("<H?I")
-"""Bytes of a key, whether it had a value before, and its bytes; key and value follow."""
-_NUMBER = struct.Struct(">Q")
+_PLACE = b""
+"""The key of the note without which a start drops a partition."""
 
 
 class LocalCache(PartitionStore):
-    """A `KeptRows`. Files that are damaged or incomplete are removed: all that they have is in the changelog.
+    """A `HeldStore`. Files that are damaged or incomplete are removed: all that they have is in the changelog.
+
+    Partitions come from other hosts, and go to them. Positions are unique in a partition, but several messages may be
+    adopted at one, until all but one are removed. What was left is *spare* until it is used.
 
     Args:
         path: A folder that no other process uses.
@@ -49,141 +43,254 @@ class LocalCache(PartitionStore):
     """
 
     is_only = False
-    vouched: bytes | None
-    """The table of the point at which the files were opened; None if they begin empty."""
 
     def _open(self, path: Path) -> None:
-        self._spare: set[int] = set()
-        self._undo_bytes = 0
-        self._behind: deque[tuple[int, bytes, bytes]] = deque()
-        """Ranges of ended rows, each with the change that ended them."""
-        self._change = 0
-        """Number of the next change that can be undone."""
-        self._lapsed = 0
-        """Points before this change are not vouched for: what is behind them cannot be undone."""
-        self._begun: set[int] = set()
-        """Partitions that began since the last point: until the next one, a start drops them."""
+        self._noted: set[int] = set()
+        """Partitions that have the note."""
+        self._owned: set[int] = set()
+        """Partitions whose changes wait."""
+        self._prepared: dict[int, list[Write]] = {}
+        """Changes since `prepared` was called."""
+        self._way = Counter[int]()
+        """Numbers of changes that have not entered, by partition."""
+        self._ending: set[tuple[int, int]] = set()
+        """Partitions and positions of messages that changes on the way remove one by one."""
+        self._parking: dict[tuple[int, int], Held] = {}
+        """Parked parts on the way."""
+        self._removed_below = Counter[int]()
+        """Positions below which the rows of ended messages are removed."""
         try:
             is_known = (path / IDENTITY).exists() or not has_files(path / ROWS)
             if is_sound := is_known and not (path / DAMAGED).exists():
                 super()._open(path)
-                is_sound = not self.damages and (self.is_new or self.vouched is not None)
+                is_sound = not self.damages
+                self._find_spare()
         except (OSError, StateError, ValueError, LookupError, struct.error):
             is_sound = False
         if not is_sound:
             self._clear(path)
             super()._open(path)
 
+    def _find_spare(self) -> None:
+        for number in list(self._partitions):
+            if self._database.get(prefix(Kind.NOTE, number) + _PLACE) is None:
+                self.drop(number)
+            else:
+                self._noted.add(number)
+
     def _clear(self, path: Path) -> None:
         if hasattr(self, "_database"):
             self._database.close()
         self.damages.clear()
+        self._noted.clear()
         for each in path.iterdir():
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each)
             elif each.name != LOCK_FILE:
                 files.remove(each)
 
-    def _prepare(self, database: RowDatabase) -> None:
-        """Undo what is behind the last point."""
-        raw = database.get(Kind.VOUCHED)
-        if raw is None:
-            self.vouched = None
+    # Changes on the way
+
+    def own(self, number: int) -> None:
+        """Let the changes of a partition wait for `enter` from now on."""
+        self._owned.add(number)
+
+    def _send(self, partition: HeldPartition, change: Write) -> None:
+        if partition.number not in self._owned:
+            super()._send(partition, change)
             return
-        behind, self.vouched = table_in(raw)
-        undone = list(database.under(Kind.UNDO))
-        for key, change in reversed(undone):
-            (number,) = _NUMBER.unpack(key[1:])
-            batch = WriteBatch(raw_mode=True)
-            if number >= behind:
-                undo(batch, change)
-            batch.delete(key)
-            database.write(batch)
-            self._change = max(self._change, number + 1)
-        self._change = max(self._change, behind)
-        self._purge(database)
+        self._prepared.setdefault(partition.number, []).append(change)
+        self._ending |= {(partition.number, position_in(key)) for key in change.ended}
 
-    def _purge(self, database: RowDatabase) -> None:
-        """Remove the rows of partitions that were dropped."""
-        numbers = [-1, *(int.from_bytes(key[1:], "big") for key, _ in database.under(Kind.PARTITION)), 1 << 32]
-        batch = WriteBatch(raw_mode=True)
-        for before, number in pairwise(numbers):
-            for kind in (Kind.ROW, Kind.NAME, Kind.COUNT) if number > before + 1 else ():
-                batch.delete_range(prefix(kind, before + 1), end_of(kind, number - 1))
-        database.write(batch)
+    def prepared(self, number: int) -> Sequence[Write]:
+        """The changes of an owned partition since the last call."""
+        changes = self._prepared.pop(number, [])
+        self._way[number] += len(changes)
+        return changes
 
-    # Points
+    def enter(self, number: int, changes: Sequence[Write], place: bytes | None) -> None:
+        """Write changes that were prepared, in this order, the last one with a note; without one, there is none.
 
-    def _send(self, partition: HeldPartition, change: Write, ended_bytes: int) -> None:
-        raw = b"" if partition.number in self._begun else undoing(change)
-        if raw:
-            change.batch.put(Kind.UNDO + _NUMBER.pack(self._change), raw)
-        super()._send(partition, change, ended_bytes)
-        self._undo_bytes += len(raw)
-        self._behind += [(self._change, *each) for each in change.ranges]
-        self._change += 1
-        if self._undo_bytes > UNDO_BYTES_MAX:
-            self._lapse()
+        Raises:
+            StateError: The disk cannot be written; a later call with the same arguments tries again.
+        """
+        writes = changes or [Write()]
+        if place is not None:
+            writes[-1].batch.put(prefix(Kind.NOTE, number) + _PLACE, place)
+            self._noted.add(number)
+        elif number in self._noted:
+            writes[-1].batch.delete(prefix(Kind.NOTE, number) + _PLACE)
+        elif not changes:
+            return
+        for change in writes:
+            self._database.write(change.batch, change.ended_bytes)
+        if place is None:
+            self._noted.discard(number)
+        self._way[number] -= len(changes)
+        partition = self._partitions[number]
+        for change in changes:
+            if change.lowest < NOTHING and (partition.following is None or change.lowest < partition.following):
+                partition.following = change.lowest
+            self._ending.difference_update((number, position_in(key)) for key in change.ended)
+            if change.parked is not None:
+                del self._parking[number, change.parked]
 
-    def _lapse(self) -> None:
-        """Wait for no point any more: what undoes changes would fill the disk."""
-        batch = WriteBatch(raw_mode=True)
-        batch.delete(Kind.VOUCHED)
-        self._forget_undo(batch, self._change)
-        self._database.write(batch)
-        self._undo_bytes, self._lapsed = 0, self._change
+    def _last(self, number: int) -> Write:
+        """The change that was prepared last."""
+        prepared = self._prepared.setdefault(number, [])
+        if not prepared:
+            prepared.append(Write())
+        return prepared[-1]
 
-    def _forget_undo(self, batch: WriteBatch, behind: int) -> None:
-        """Let changes before this one be as they are."""
-        batch.delete_range(Kind.UNDO, Kind.UNDO + _NUMBER.pack(behind))
-        while self._behind and self._behind[0][0] < behind:
-            batch.delete_range(*self._behind.popleft()[1:])
+    def _rare_place(self, partition: HeldPartition, due_ms: int, given: Sequence[int], last: dict[int, int]) -> int:
+        if self._way[partition.number] or partition.number in self._prepared:  # it looks at what is written
+            raise StateError("more than a million messages are due within an hour: the broker has not acknowledged all")
+        return super()._rare_place(partition, due_ms, given, last)
+
+    def park(self, number: int, part: Held) -> None:
+        super().park(number, part)
+        if number in self._owned:
+            self._last(number).parked = part.position
+            self._parking[number, part.position] = part
+
+    def find(self, number: int, position: int) -> Held | None:
+        return self._parking.get((number, position)) or super().find(number, position)
+
+    def cancel(self, number: int, position: int) -> bool:
+        if (number, position) in self._parking:
+            raise StateError("the broker has not acknowledged a parked part yet that is to be removed")
+        return super().cancel(number, position)
+
+    def parked(self, number: int) -> list[Held]:
+        found = [each for each in super().parked(number) if (number, each.position) not in self._ending]
+        way = (part for (of, _), part in self._parking.items() if of == number)
+        return [*found, *(part._replace(value=None) for part in way)]
+
+    def listed(
+        self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> list[ListedRow]:
+        found = super().listed(number, first, end, limit, origin)
+        return [each for each in found if (number, each.position) not in self._ending]
+
+    def _found(self, partition: HeldPartition, position: int) -> list[tuple[bytes, bytes]]:
+        return [] if (partition.number, position) in self._ending else super()._found(partition, position)
+
+    def _named(self, key: bytes, name: bytes, below: int) -> tuple[bytes, bytes] | None:
+        found = super()._named(key, name, below)
+        return None if found and (number_in(key), position_in(found[0])) in self._ending else found
+
+    def _note_put(self, lowest: int) -> None:
+        """Do nothing: `unsynced` does not ask."""
+
+    # Notes
+
+    def note(self, number: int, notes: Mapping[bytes, bytes | None]) -> None:
+        """Keep notes, with the change that was prepared last; None removes one."""
+        batch = self._last(number).batch if number in self._owned else Write().batch
+        for key, value in notes.items():
+            if value is None:
+                batch.delete(prefix(Kind.NOTE, number) + key)
+            else:
+                batch.put(prefix(Kind.NOTE, number) + key, value)
+        if number not in self._owned:
+            self._database.write(batch)
+
+    def notes(self, number: int) -> dict[bytes, bytes]:
+        """The notes of a partition, by their keys.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        start = prefix(Kind.NOTE, number)
+        with self._database.errors("read"):
+            return {key[len(start) :]: value for key, value in self._under(start)}
+
+    # Ended messages
 
     def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
-        change.ranges.append((first, end))
+        """Do nothing: their rows stay until `forget_below`."""
 
-    def point(self) -> Point:
-        """The present state of all partitions."""
-        self._begun.clear()
-        return Point(self._database.changes, self._change)
+    def ended(self, number: int, watermark: int) -> Iterator[Held]:
+        """Messages below a position whose rows are there, without their content.
 
-    def vouch(self, point: Point, table: bytes) -> None:
-        """Let a later process find the state at a point that is durable, with a table.
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition = self._partitions[number]
+        with self._database.errors("read"):
+            for row in self._under(partition.rows, partition.rows, partition.at(watermark)):
+                yield unpacked(*row, lambda _: True)
+
+    def forget_below(self, number: int, position: int) -> None:
+        """Remove the rows of ended messages, with the change that was prepared last."""
+        partition = self._partitions[number]
+        first, self._removed_below[number] = partition.at(self._removed_below[number]), position
+        self._last(number).batch.delete_range(first, partition.at(position))
+
+    # Partitions
+
+    def kept(self, number: int) -> tuple[int, int, bytes] | None:
+        """Watermark, mark and state that were kept last."""
+        partition = self._partitions[number]
+        return None if partition.state is None else (partition.watermark, partition.mark, partition.state)
+
+    def spare(self, name: bytes) -> int | None:
+        """A spare partition of this name."""
+        named = (number for each, number in self._numbers.items() if each.rpartition(b"\0")[0] == name)
+        return next(filter(self.is_spare, named), None)
+
+    def is_spare(self, number: int) -> bool:
+        return number in self._noted and number not in self._owned
+
+    def use(self, number: int) -> None:
+        """Use a partition: it is changed, so its note no longer holds.
 
         Raises:
             StateError: The disk cannot be written.
         """
-        if point.change < self._lapsed:
-            return
-        batch = WriteBatch(raw_mode=True)
-        batch.put(Kind.VOUCHED, seal(_KIND, _VERSION, _POINT.pack(point.change) + table))
-        self._forget_undo(batch, point.change)
-        self._database.write(batch)
-        self._undo_bytes = 0
+        if number in self._noted:
+            self.note(number, {_PLACE: None})
+            self._noted.discard(number)
 
-    # Partitions
-
-    def retain(self, numbers: Collection[int]) -> None:
-        """Drop all partitions but these, which are *spare* until they are used."""
-        self._spare = set(numbers)
-        for number in self._partitions.keys() - self._spare:
+    def drop_spare(self) -> None:
+        for number in filter(self.is_spare, list(self._partitions)):
             self.drop(number)
-
-    def use(self, number: int) -> None:
-        """A spare partition is owned from now on."""
-        self._spare.discard(number)
 
     def begin_partition(self, name: bytes) -> int:
         """The number of a new partition."""
-        self._begun.add(self._free)
         return self.number(b"%s\0%d" % (name, self._free))
 
+    def leave(self, number: int) -> None:
+        """Have a partition as the files have it, which is spare then: what is on the way may never enter.
+
+        Raises:
+            StateError: A file cannot be read, or the disk cannot be written.
+        """
+        if number not in self._noted:
+            self.drop(number)
+            return
+        self._forget_way(number)
+        with self._database.errors("read"):
+            raw = self._database.get(self._partitions[number].key)
+            self._waiting_bytes -= self._partitions[number].nbytes
+            partition = self._partitions[number] = HeldPartition.decoded(number, raw or b"")
+            self._add_counts(prefix(Kind.COUNT, number), self._folder.path)
+            self._waiting_bytes += partition.nbytes
+
     def drop(self, number: int) -> None:
-        self._spare.discard(number)
+        self._noted.discard(number)
+        self._forget_way(number)
         super().drop(number)
 
+    def _forget_way(self, number: int) -> None:
+        self._owned.discard(number)
+        self._prepared.pop(number, None)
+        del self._way[number], self._removed_below[number]
+        self._ending = {each for each in self._ending if each[0] != number}
+        self._parking = {each: part for each, part in self._parking.items() if each[0] != number}
+
     def _counted(self) -> Iterable[HeldPartition]:
-        return (each for number, each in self._partitions.items() if number not in self._spare)
+        return (each for number, each in self._partitions.items() if not self.is_spare(number))
 
     def remove(self, number: int, position: int, epoch: int) -> bool:
         """End the message that was adopted with this epoch, and not taken; return whether there was one.
@@ -218,40 +325,3 @@ class LocalCache(PartitionStore):
             with suppress(OSError):
                 files.remove(self._folder.path / IDENTITY)
         self._folder.close()
-
-
-def table_in(raw: bytes) -> tuple[int, bytes]:
-    """The first change behind the point that was vouched for, and the table.
-
-    Raises:
-        ValueError: They are something else.
-    """
-    stored = Stored(unseal(_KIND, _VERSION, raw))
-    (behind,) = stored.unpack(_POINT)
-    return behind, stored.take(stored.left)
-
-
-def undoing(change: Write) -> bytes:
-    """What undoes a change."""
-    pieces = list[bytes]()
-    for key in change.added:
-        pieces += [_UNDO.pack(len(key), False, 0), key]  # noqa: FBT003
-    for key, value in change.removed:
-        pieces += [_UNDO.pack(len(key), True, len(value)), key, value]  # noqa: FBT003
-    return b"".join(pieces)
-
-
-def undo(batch: WriteBatch, raw: bytes) -> None:
-    """Have a batch undo a change.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    stored = Stored(raw)
-    while stored.left:
-        key_bytes, was_there, value_bytes = stored.unpack(_UNDO)
-        key, value = stored.take(key_bytes), stored.take(value_bytes)
-        if was_there:
-            batch.put(key, value)
-        else:
-            batch.delete(key)

@@ -1,16 +1,14 @@
-"""The changelog, and local rows that outlive the process, as their users see them. It contains no implementation.
+"""The changelog as its users see it. It contains no implementation.
 
 A changelog has a partition for each partition of the source's topic, with the same number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.interface import HeldStore
-from sidecar.delay.rows import Held
 
 LOST = -1
 """In place of an offset: the entries were refused, since a later owner has claimed the partition."""
@@ -109,73 +107,4 @@ class FencingRestorer(Restorer, Protocol):
         Raises:
             UnavailableError: No database answers.
         """
-        ...
-
-
-class Point(NamedTuple):
-    """A place in the order of all changes of the files."""
-
-    changes: int
-    """The number of changes before it."""
-    change: int
-    """The number of the first change behind it; numbers go on in the next process."""
-
-
-class KeptRows(HeldStore, Protocol):
-    """Rows of partitions, which a later process finds as they were at the last point that was vouched for.
-
-    Partitions come from other hosts, and go to them. Positions are unique in a partition, but several messages may be
-    adopted at one, until all but one are removed.
-    """
-
-    def adopt(self, number: int, rows: Iterable[Held]) -> None:
-        """Hold messages that have positions, in any order; those below the watermark are ignored.
-
-        Their origins are not learned. A position where the partition had a message before must not come again.
-
-        Raises:
-            StateError: The disk is full; nothing is held.
-        """
-        ...
-
-    def learn(self, number: int, origins: Iterable[int]) -> None:
-        """Note origins as those of messages that were put."""
-        ...
-
-    def remove(self, number: int, position: int, epoch: int) -> bool:
-        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """Forget a partition, and all that it has."""
-        ...
-
-    @property
-    def vouched(self) -> bytes | None:
-        """The table that was vouched for when the files were opened; None if they begin empty."""
-        ...
-
-    def retain(self, numbers: Collection[int]) -> None:
-        """Drop all partitions but these, which are *spare* until they are used. From now on `vouch` is called."""
-        ...
-
-    def use(self, number: int) -> None:
-        """A spare partition is owned from now on."""
-        ...
-
-    def begin_partition(self, name: bytes) -> int:
-        """The number of a new partition."""
-        ...
-
-    def point(self) -> Point:
-        """The present state of all partitions."""
-        ...
-
-    def vouch(self, point: Point, table: bytes) -> None:
-        """Let a later process find the state at a point that is durable, with a table."""
-        ...
-
-    @property
-    def loss(self) -> str:
-        """Why the files can no longer be used; empty if they can."""
         ...

@@ -9,6 +9,7 @@ from typing import Self
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import ChangelogEntry
+from sidecar.delay.changelog.notes import NotedPlace
 from sidecar.delay.changelog.reach import PutReach
 from sidecar.delay.changelog.records import KeptState, RecordLineage, message_key
 from sidecar.delay.changelog.takeover import TakenOver
@@ -20,6 +21,8 @@ class Owned:
     """An owned partition."""
 
     name: bytes
+    number: int
+    """The local files' number of it."""
     tp: TopicPartition
     lineage: RecordLineage
     store: int
@@ -43,31 +46,25 @@ class Owned:
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
     cancelled: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that were cancelled, by position, until all later owners know."""
-    staying: list[list[bytes]] = field(default_factory=list)
-    """All keys of messages that earlier owners cancelled, and that later owners must know; each message's first."""
+    moving: int = 0
+    """Number of messages that are being moved, and not acknowledged."""
     next_offset: int | None = None
-    """The offset of the next acknowledged entry; None if another owner has appended since the claim."""
-    bookmark: int = 0
-    """The number of the last bookmark that was appended; 0 if there is none, or none that notes may refer to."""
-    bookmark_offset: int | None = None
-    """Its offset, once it is acknowledged."""
-    valid: int = 0
-    """Notes of bookmarks with smaller numbers are not trusted."""
-    behind: int = 0
-    """Number of entries that were appended behind the bookmark."""
+    """The offset of the next entry that enters; None if another owner has appended since the claim."""
+    last: tuple[int, bytes] | None = None
+    """Offset and key of the last entry that entered."""
+    is_clean: bool = False
+    """Whether all is removed that was not needed at the takeover: a start from a note would not read and remove it."""
     withheld: list[list[bytes]] = field(default_factory=list)
-    """All keys of changed messages that are no longer needed; they stay until a note has the change."""
-    noted: list[list[bytes]] = field(default_factory=list)
-    """Keys that stay until the note that is taken now is durable."""
+    """All keys of changed messages that are no longer needed, and not removed."""
     _taken: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Position and key of messages that were taken, and not removed from the changelog."""
 
     @classmethod
-    def of(cls, name: bytes, tp: TopicPartition, lineage: RecordLineage, found: TakenOver) -> Self:
+    def of(cls, name: bytes, number: int, tp: TopicPartition, lineage: RecordLineage, found: TakenOver) -> Self:
         """A partition that was just taken over."""
         lineage = lineage if found.reach is None else found.reach.lineage
-        owned = cls(name, tp, lineage, found.store, found.epoch, found.kept, list(found.garbage))
-        owned.staying, owned.next_offset, owned.reach = list(found.staying), found.next_offset, found.reach
+        owned = cls(name, number, tp, lineage, found.store, found.epoch, found.kept, list(found.garbage))
+        owned.next_offset, owned.reach = found.next_offset, found.reach
         return owned
 
     @property
@@ -94,10 +91,13 @@ class Owned:
         self.reach = self.reach._replace(committed=watermark)
         return [self.reach.entry()] if self.is_named else []
 
-    def acknowledged(self, count: int, offset: int) -> None:
-        """Note that `count` records are acknowledged, the last one at this offset."""
-        if self.next_offset is not None:
-            self.next_offset = offset + 1 if offset + 1 == self.next_offset + count else None
+    def following(self, count: int, offset: int) -> int | None:
+        """The next offset behind `count` records, of which the last one has this offset."""
+        return offset + 1 if self.next_offset is not None and offset + 1 == self.next_offset + count else None
+
+    def place(self, offset: int, key: bytes) -> bytes:
+        """The byte form of a place up to which it has entered."""
+        return NotedPlace(self.store, self.lineage, self.epoch, offset, key).encoded()
 
     def keys(self, held: Held) -> list[bytes]:
         """All keys of a message: its own first, without which the others say nothing."""
@@ -122,9 +122,3 @@ class Owned:
             else:
                 ended.append(key)
         return ended
-
-    def removable(self) -> list[list[bytes]]:
-        """All keys of messages that are ended or cancelled, and not removed."""
-        watermark = 0 if self.kept is None else self.kept.watermark
-        taken = [[key] for position, key in self._taken if position < watermark and position not in self.moved]
-        return [*taken, *self.staying, *self.cancelled.values(), *self.withheld, *self.noted]

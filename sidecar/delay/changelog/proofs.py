@@ -10,25 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sidecar.delay.changelog.appends import Appends
+from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import LOST
+from sidecar.delay.changelog.notes import changed
 from sidecar.delay.changelog.owned import Owned
-from sidecar.delay.changelog.records import state_entry
-from sidecar.delay.changelog.vouching import Vouching
+from sidecar.delay.changelog.records import removal_entry, state_entry
 
 GARBAGE_AT_ONCE = 5_000
 """Keys that are removed before the broker has acknowledged them: a reset may leave millions."""
 
 
 class Proofs:
-    """Names the epochs of owners once a commit has them, and removes what is no longer needed.
+    """Names the epochs of owners once a commit has them, and removes what is no longer needed."""
 
-    Args:
-        vouching: Removes the records of changes.
-    """
-
-    def __init__(self, appends: Appends, vouching: Vouching) -> None:
+    def __init__(self, appends: Appends, cache: LocalCache) -> None:
         self._appends = appends
-        self._vouching = vouching
+        self._cache = cache
 
     def read_on(self, owned: Owned, origin: int) -> None:
         """Handle a successful commit of the source with this offset."""
@@ -72,16 +69,32 @@ class Proofs:
         owned.is_proved = True
         self._remove_garbage(owned)
         self._remove(owned)
-        self._vouching.hurry()
 
     def _remove_garbage(self, owned: Owned, offset: int = 0) -> None:
         if owned.garbage and offset != LOST:
             entries = owned.tombstones(owned.garbage[:GARBAGE_AT_ONCE])
             del owned.garbage[:GARBAGE_AT_ONCE]
             self._appends.append(owned, entries, lambda offset: self._remove_garbage(owned, offset))
+        elif offset != LOST and owned.reach is None:
+            owned.is_clean = True
+            self._appends.note_place(owned)
 
     def _remove(self, owned: Owned) -> None:
-        if not owned.may_remove:
+        if owned.may_remove:
+            self._appends.remove(owned, owned.ended(owned.ended_below), owned.ended_below)
+            self.remove_changed(owned)
+
+    def remove_changed(self, owned: Owned) -> None:
+        """Remove the records of changed messages that are no longer needed.
+
+        Compaction hides the changes then. So local files that do not have them must not be used: the record before
+        says up to where files must have the changelog.
+        """
+        if not owned.may_remove or not owned.withheld:
             return
-        self._appends.remove(owned, owned.ended(owned.ended_below))
-        self._vouching.remove_changed(owned)
+        groups, owned.withheld = owned.withheld, []
+        entries = owned.tombstones(key for keys in groups for key in keys)
+        if owned.is_clean and owned.last is not None:
+            entries.insert(0, removal_entry(owned.epoch, owned.last[0]))
+        self._cache.note(owned.number, {changed(keys)[0]: None for keys in groups})
+        self._appends.append(owned, entries)

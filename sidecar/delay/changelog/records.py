@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.core.snapshots import Stored
-from sidecar.delay.changelog.interface import ChangelogEntry
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP, PARKED_FROM, Held, held_of
 
-MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF, VOID = b"m", b"s", b"c", b"x", b"n", b"p", b"v"
+MESSAGE, STATE, CLAIM, CHANGE, REMOVAL, PROOF, VOID = b"m", b"s", b"c", b"x", b"d", b"p", b"v"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
 EPOCH_KEY = struct.Struct(">cQ")
-"""The key of a state, a bookmark, a proof or the rules of an owner: kind, epoch."""
+"""The key of a state, a removal, a proof or the rules of an owner: kind, epoch."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of the owner that changed it, and the new
 position of the message, or `CANCELLED`."""
@@ -29,7 +29,7 @@ CANCELLED = 0
 NOBODY = 0
 """The epoch of a changelog in which no commit has named any: nothing in it counts."""
 _KEY_BYTES = {MESSAGE: KEY.size, CHANGE: CHANGE_KEY.size}
-_KEY_BYTES |= dict.fromkeys((STATE, BOOKMARK, PROOF, VOID), EPOCH_KEY.size)
+_KEY_BYTES |= dict.fromkeys((STATE, REMOVAL, PROOF, VOID), EPOCH_KEY.size)
 _MESSAGE_VERSION = 2
 _MESSAGE = struct.Struct(f">BQIQ{ENTRY_BYTES}sII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, entry of the tags, bytes of the key or
@@ -37,8 +37,8 @@ _MESSAGE = struct.Struct(f">BQIQ{ENTRY_BYTES}sII?")
 _STATE = struct.Struct(">B?QQ")
 """Version, whether a commit has named the epoch, watermark, seen; the state follows."""
 _CHANGE = bytes([_VERSION])
-_BOOKMARK = struct.Struct("<BQQ")
-"""Version, number, and the number below which local files are not to be believed."""
+_REMOVAL = struct.Struct("<BQ")
+"""Version, and the offset up to which local files must have the changelog."""
 _VOID = struct.Struct(">BI")
 """Version, and the number of rules, which follow."""
 _VOID_RULE = struct.Struct(">QQIQQQ")
@@ -89,14 +89,6 @@ class Moved(NamedTuple):
     position: int
     keys: list[bytes]
     """All of its keys, the message's first."""
-
-
-class Bookmark(NamedTuple):
-    """A place in the log of an owner, which its local files refer to."""
-
-    number: int
-    valid: int
-    """The lowest number that local files may refer to: some of what followed the bookmarks before may be gone."""
 
 
 class VoidRule(NamedTuple):
@@ -207,13 +199,23 @@ def read_change(key: bytes, value: bytes | None) -> Change:
 
 
 def epoch_key(kind: bytes, epoch: int) -> bytes:
-    """The key of a state, a bookmark, a proof or the rules of an owner."""
+    """The key of a state, a removal, a proof or the rules of an owner."""
     return EPOCH_KEY.pack(kind, epoch)
 
 
 def epoch_in(key: bytes) -> int:
     """The epoch in such a key."""
     return int(EPOCH_KEY.unpack(key)[1])
+
+
+def is_of_owner(record: ChangelogRecord, epoch: int) -> bool:
+    """Whether it is certain that the owner with this epoch appended a record."""
+    kind = kind_of(record.key)
+    if record.value is None or kind not in (MESSAGE, CHANGE, STATE, REMOVAL):
+        return False
+    if kind == MESSAGE:
+        return read_message_key(record.key).epoch == epoch
+    return (read_change(record.key, None).epoch if kind == CHANGE else epoch_in(record.key)) == epoch
 
 
 def state_entry(epoch: int, kept: KeptState) -> ChangelogEntry:
@@ -241,19 +243,19 @@ def proof_entry(epoch: int) -> ChangelogEntry:
     return ChangelogEntry(epoch_key(PROOF, epoch), b"")
 
 
-def bookmark_entry(epoch: int, bookmark: Bookmark) -> ChangelogEntry:
-    """The record of a bookmark."""
-    return ChangelogEntry(epoch_key(BOOKMARK, epoch), _BOOKMARK.pack(_VERSION, *bookmark))
+def removal_entry(epoch: int, offset: int) -> ChangelogEntry:
+    """The record that goes before the removal of changes, which are at or below this offset."""
+    return ChangelogEntry(epoch_key(REMOVAL, epoch), _REMOVAL.pack(_VERSION, offset))
 
 
-def read_bookmark(raw: bytes) -> Bookmark:
-    """The bookmark of a record.
+def read_removal(raw: bytes) -> int:
+    """The offset in a record.
 
     Raises:
         ValueError: It is something else.
     """
-    number, valid = fields_of(_BOOKMARK, _VERSION, raw, is_all=True)
-    return Bookmark(number, valid)
+    (offset,) = fields_of(_REMOVAL, _VERSION, raw, is_all=True)
+    return int(offset)
 
 
 def void_entry(epoch: int, rules: Collection[VoidRule]) -> ChangelogEntry:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Changelog, ChangelogEntry, KeptRows
-from sidecar.delay.changelog.notes import Note
+from sidecar.delay.changelog.cache import LocalCache
+from sidecar.delay.changelog.interface import Changelog, ChangelogEntry
+from sidecar.delay.changelog.notes import Note, changed, note_of
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.proofs import Proofs
 from sidecar.delay.changelog.records import (
@@ -21,31 +24,37 @@ from sidecar.delay.changelog.records import (
     message_entry,
 )
 from sidecar.delay.changelog.takeover import TakenOver
-from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
 from sidecar.delay.interface import Job, ReadRows, StorePlace
 from sidecar.delay.rows import Held, Leave, held_of
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
 """Bytes on the way to the broker from which on no more are put."""
-MESSAGES_AT_ONCE, BYTES_AT_ONCE = 1_000, 16 << 20
 CACHE_CHANGES = 256
 """Changes after which the local files are written."""
+SPARE_S = 600.0
+"""How long files of partitions that are not taken over stay."""
 NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
 class ChangelogWrites:
-    """The durability of a `ChangelogStore`: what the broker has acknowledged."""
+    """The durability of a `ChangelogStore`: what the broker has acknowledged, and the local files have."""
 
     in_place = True
     """Wherever the local files are: `broken` reports missing ones."""
 
-    def __init__(self, cache: KeptRows, changelog: Changelog, appends: Appends, vouching: Vouching) -> None:
+    def __init__(self, cache: LocalCache, changelog: Changelog, appends: Appends, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._changelog = changelog
         self._appends = appends
-        self._vouching = vouching
+        self._clock = clock
+        self._spare_until_s: float | None = None
+        self.note_left()
+
+    def note_left(self) -> None:
+        """Note that there are files of partitions that are not owned."""
+        self._spare_until_s = self._spare_until_s or self._clock() + SPARE_S
 
     @property
     def changes(self) -> int:
@@ -57,6 +66,11 @@ class ChangelogWrites:
         return self._appends.synced
 
     @property
+    def entered(self) -> int:
+        """The same: what is acknowledged has entered the local files."""
+        return self._appends.synced
+
+    @property
     def broken(self) -> OSError | None:
         if self._changelog.broken:
             return OSError(self._changelog.broken)
@@ -65,23 +79,26 @@ class ChangelogWrites:
 
     def poll(self) -> None:
         """Handle acknowledgements."""
-        self._changelog.serve()
+        self._appends.serve()
 
     def begin_sync(self) -> Job | None:
         """Begin work that the local files need now and then; nothing waits for it.
 
         Raises:
-            StateError: The broker does not acknowledge anything.
+            StateError: The broker does not acknowledge anything, or the disk is full.
         """
-        if self._changelog.waiting:
-            raise StateError(self._changelog.waiting)
+        if reason := self._changelog.waiting or self._appends.problem:
+            raise StateError(reason)
         local = self._cache.writes
         with suppress(StateError):  # `put` reports it if that lasts
-            if self._vouching.step() or local.changes - local.synced >= CACHE_CHANGES:
+            if self._spare_until_s is not None and self._clock() >= self._spare_until_s:
+                self._cache.drop_spare()
+                self._spare_until_s = None
+            if local.changes - local.synced >= CACHE_CHANGES:
                 return local.begin_sync()
         return None
 
-    def ended_sync(self, job: Job, error: OSError | None) -> None:
+    def ended_sync(self, job: Any, error: OSError | None) -> None:
         """Handle the end of a job: the changes are in the local files."""
         self._cache.writes.ended_sync(job, error)
 
@@ -96,24 +113,16 @@ class ChangelogStore:
     Args:
         cache: Has the rows of owned partitions, and those of an earlier process.
         clock: Seconds.
-        entries_max: Entries in the changelogs from which on the local files are vouched for again.
     """
 
-    def __init__(
-        self,
-        cache: KeptRows,
-        changelog: Changelog,
-        clock: Callable[[], float] = time.monotonic,
-        entries_max: int = ENTRIES_MAX,
-    ) -> None:
+    def __init__(self, cache: LocalCache, changelog: Changelog, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
         self._changelog = changelog
         self._numbers: dict[bytes, int] = {}
         self._owned: dict[int, Owned] = {}
-        self._appends = Appends(changelog)
-        self._vouching = Vouching(cache, self._owned, self._appends, clock, entries_max)
-        self._proofs = Proofs(self._appends, self._vouching)
-        self.writes = ChangelogWrites(cache, changelog, self._appends, self._vouching)
+        self._appends = Appends(changelog, cache)
+        self._proofs = Proofs(self._appends, cache)
+        self.writes = ChangelogWrites(cache, changelog, self._appends, clock)
 
     @property
     def rows(self) -> ReadRows:
@@ -124,12 +133,16 @@ class ChangelogStore:
 
     def begin_partition(self, name: bytes) -> tuple[int, Note | None]:
         """A number for a partition that is being taken over, and the note if an earlier process left it here."""
-        note = self._vouching.spare(name)
-        return (self._cache.begin_partition(name), None) if note is None else (note.number, note)
+        cache = self._cache
+        if (number := cache.spare(name)) is not None:
+            note = note_of(cache.notes(number), cache.kept(number))
+            if note is not None:
+                return number, note
+        return cache.begin_partition(name), None
 
     def begin_anew(self, name: bytes, number: int) -> int:
         """Another number, which is empty; the rows of the first one do not count."""
-        self._vouching.use(number)
+        self._cache.use(number)
         self._cache.drop(number)
         return self._cache.begin_partition(name)
 
@@ -139,19 +152,19 @@ class ChangelogStore:
         Raises:
             StateError: The disk is full.
         """
-        self._vouching.use(number)
+        self._cache.use(number)
         self._cache.adopt(number, rows)
 
     def abandon(self, number: int) -> None:
         """End a failed takeover; rows that an earlier process left stay for the next attempt."""
-        if not self._vouching.is_spare(number):
+        if not self._cache.is_spare(number):
             self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: RecordLineage, taken_over: TakenOver) -> None:
         """Own a partition that was taken over; `lineage` is the source's, the rest as in `begin_partition`."""
         kept = taken_over.kept
-        owned = Owned.of(name, tp, lineage, taken_over)
-        self._vouching.use(number)
+        owned = Owned.of(name, number, tp, lineage, taken_over)
+        self._cache.use(number)
         self._cache.learn(number, taken_over.known)
         if kept is not None:
             self._take_ended(number, owned, taken_over)
@@ -162,14 +175,15 @@ class ChangelogStore:
         self._owned[number] = owned
         for moved in taken_over.moved:
             self._move(number, owned, moved)
+        groups = [*owned.moved.values(), *taken_over.staying]
+        self._cache.note(number, {**dict.fromkeys(self._cache.notes(number)), **dict(map(changed, groups))})
+        self._cache.own(number)
 
     def _take_ended(self, number: int, owned: Owned, taken_over: TakenOver) -> None:
-        """Have the messages of the local files removed that were delivered since they were vouched for."""
+        """Have the messages of the local files removed that were delivered, and perhaps not removed."""
         kept, moved = taken_over.kept, {each.message.position for each in taken_over.moved}
-        if taken_over.note is None or kept is None:
-            return
-        while held := self._cache.take_due(number, kept.watermark, MESSAGES_AT_ONCE, BYTES_AT_ONCE):
-            alone = [each for each in held if each.position not in moved]
+        if taken_over.note is not None and kept is not None:
+            alone = [each for each in self._cache.ended(number, kept.watermark) if each.position not in moved]
             owned.note_taken(each for each in alone if owned.keys(each)[0] not in taken_over.removed)
 
     def _move(self, number: int, owned: Owned, moved: Moved) -> None:
@@ -200,12 +214,13 @@ class ChangelogStore:
         )
 
     def leave(self, number: int) -> None:
-        """Drop a partition that is no longer owned: other owners have its messages."""
+        """Leave a partition that is no longer owned: other owners have its messages, unless it comes back."""
         owned = self._owned.pop(number, None)
         if owned is not None:
             del self._numbers[owned.name]
             self._appends.leave(owned)
-            self._cache.drop(number)
+            self._cache.leave(number)
+            self.writes.note_left()
 
     def place(self, number: int) -> StorePlace:
         """Where the messages of a partition are: all its owners have the same."""
@@ -236,10 +251,12 @@ class ChangelogStore:
         self._check_room()
         owned = self._owned[number]
         held = part._replace(epoch=owned.epoch)
-        self._cache.adopt(number, [held])
+        self._cache.park(number, held)
         self._appends.append(owned, [message_entry(owned.lineage, held)])
 
     def _check_room(self) -> None:
+        if self._appends.problem:
+            raise StateError(self._appends.problem)
         if (waiting := self._appends.waiting_bytes) > UNACKNOWLEDGED_BYTES_MAX:
             raise StateError(f"the broker has not acknowledged {waiting} bytes of delayed messages yet")
 
@@ -254,7 +271,7 @@ class ChangelogStore:
             StateError: A local file cannot be read, or is damaged.
         """
         owned = self._owned[number]
-        held = self._cache.take_due(number, min(until, self._appends.lowest), limit, nbytes, leave)
+        held = self._cache.take_due(number, min(until, self._appends.lowest(owned)), limit, nbytes, leave)
         self._check_cache()
         owned.note_taken(held)
         return held
@@ -275,7 +292,7 @@ class ChangelogStore:
         held, owned = self._cache.rows.find(number, position), self._owned[number]
         if held is None or not self._cache.cancel(number, position):
             return False
-        owned.cancelled[position] = self._change(owned, held, CANCELLED)
+        owned.cancelled[position] = self._change(owned, held, CANCELLED, position)
         owned.moved.pop(position, None)
         return True
 
@@ -289,30 +306,38 @@ class ChangelogStore:
                 owned.cancelled[held.position] = [*dict.fromkeys([*keys, changes[-1].key])]
                 owned.moved.pop(held.position, None)
             if changes:
-                self._appends.append(owned, changes)
+                self._cache.note(number, dict(changed(owned.cancelled[held.position]) for held in found))
+                self._appends.append(owned, changes, lowest=min(held.position for held in found))
             yield found
 
-    def forget_cancelled(self, number: int, position: int) -> None:
-        """Remove a cancelled message: all later owners know of the cancellation."""
+    def forget_cancelled(self, number: int, positions: Iterable[int]) -> None:
+        """Remove cancelled messages: all later owners know of the cancellation."""
         owned = self._owned[number]
-        if keys := owned.cancelled.pop(position, None):
-            owned.withheld.append(keys)
-            self._vouching.remove_changed(owned)
+        owned.withheld += [keys for position in positions if (keys := owned.cancelled.pop(position, None))]
+        self._proofs.remove_changed(owned)
+
+    def is_moving(self, number: int) -> bool:
+        return self._owned[number].moving > 0
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         held, owned = self._cache.rows.find(number, position), self._owned[number]
         earlier = self._cache.release(number, position, due_ms)
         if held is not None and earlier is not None and earlier != position:
-            owned.moved[earlier] = self._change(owned, held, earlier)
+            owned.moving += 1
+            owned.moved[earlier] = self._change(owned, held, earlier, earlier, partial(_moved, owned))
             owned.moved.pop(position, None)
         return earlier
 
-    def _change(self, owned: Owned, held: Held, position: int) -> list[bytes]:
+    def _change(
+        self, owned: Owned, held: Held, position: int, lowest: int, then: Callable[[int], None] | None = None
+    ) -> list[bytes]:
         """Append a change of a message; return all of its keys."""
         keys = owned.keys(held)
         change = change_entry(keys[0], owned.epoch, position)
-        self._appends.append(owned, [change], lowest=None if position == CANCELLED else position)
-        return [*dict.fromkeys([*keys, change.key])]
+        keys = [*dict.fromkeys([*keys, change.key])]
+        self._cache.note(owned.number, dict([changed(keys)]))
+        self._appends.append(owned, [change], then, lowest)
+        return keys
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep a state; end the messages below its watermark, and put none below `seen`.
@@ -340,3 +365,7 @@ class ChangelogStore:
 
     def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
         """Do nothing: the takeover has left out messages that are read again, or that others void."""
+
+
+def _moved(owned: Owned, _: int) -> None:
+    owned.moving -= 1

@@ -15,19 +15,18 @@ from pyroaring import BitMap64
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, FencingRestorer, Restorer
-from sidecar.delay.changelog.notes import Note
+from sidecar.delay.changelog.notes import Note, NotedPlace
 from sidecar.delay.changelog.reach import REACH_KEY, Handed, PutReach, read_reach, resumed
 from sidecar.delay.changelog.records import (
-    BOOKMARK,
     CANCELLED,
     CHANGE,
     KEY,
     MESSAGE,
     NOBODY,
     PROOF,
+    REMOVAL,
     STATE,
     VOID,
-    Bookmark,
     KeptState,
     MessageKey,
     Moved,
@@ -37,12 +36,13 @@ from sidecar.delay.changelog.records import (
     counts,
     epoch_in,
     epoch_key,
+    is_of_owner,
     kind_of,
     proof_entry,
-    read_bookmark,
     read_change,
     read_message,
     read_message_key,
+    read_removal,
     read_state,
     read_void,
     void_entry,
@@ -200,19 +200,19 @@ class Takeover:
     def _read_on(self, store: int, named: int, epoch: int) -> Reading | None:
         """Read the records since the note; None if the local files cannot be used.
 
-        The commit names the owner that wrote the note: so there was none in between, and no reset. Its bookmark must be
-        in the log, which may have lost its end, and be valid: it is not if the files are a copy that is too old.
+        The commit names the owner that wrote the note: so there was none in between, and no reset. The log must still
+        have the record at the place of the note, or a later one of that owner: it may have lost its end. And no change
+        behind the place may have been removed: the files may be a copy that is too old.
         """
         note = self.note
-        if note is None or (note.store, note.lineage, note.epoch) != (store, self.start.lineage, named):
+        if note is None or note.place[:3] != (store, self.start.lineage, named):
             return None
         reading = Reading(self.start, named, [self.start.rule(store, epoch)], note)
         try:
-            self._read(reading, epoch, note.offset)
+            self._read(reading, epoch, note.place.offset)
         except LaterError:
             return None
-        bookmark = reading.bookmark
-        return reading if bookmark is not None and bookmark.valid <= note.bookmark <= bookmark.number else None
+        return reading if reading.has_place and reading.removed_to <= note.place.offset else None
 
     def _read(self, reading: Reading, end: int, begin: int = 0) -> None:
         for records in self.restorer.read(self.tp, end - 1, begin):
@@ -296,13 +296,15 @@ class Reading:
     def __init__(self, start: Start, named: int, rules: Sequence[VoidRule], note: Note | None = None) -> None:
         self._start = start
         self.named = named
-        self.proved = note.epoch if note else NOBODY
+        self.proved = note.place.epoch if note else NOBODY
         """The last epoch that, according to the changelog, a commit has named."""
         self._rules = rules
         self.note = note
         self.kept = note.kept if note else None
-        self.bookmark: Bookmark | None = None
-        """The last bookmark of the owner that the commit names."""
+        self.has_place = False
+        """With a note: whether the log has the record at its place, or a later one of that owner."""
+        self.removed_to = 0
+        """The owner that the commit names may have removed changes up to this offset."""
         self.records = 0
         self._rows: dict[bytes, Held] = {}
         """Messages that may be held, by their keys. They wait for others: most are removed soon after they were put."""
@@ -348,6 +350,8 @@ class Reading:
             ValueError: A record has another form.
         """
         self.records += len(records)
+        if self.note is not None and not self.has_place and records:
+            records = self._behind(self.note.place, records)
         for record in records:
             kind, value = kind_of(record.key), record.value
             if kind == MESSAGE and value is None:
@@ -360,17 +364,24 @@ class Reading:
                 self._state(record, value)
             elif kind == CHANGE:
                 self._change(record)
-            elif kind == BOOKMARK and value is not None:
-                self._bookmark(record, value)
+            elif kind == REMOVAL and value is not None:
+                self._removal(record, value)
             elif kind == PROOF and value is not None:
                 self._proof(record, epoch_in(record.key))
             elif kind == VOID and value is not None:
                 self._void_rules(record, value)
 
-    def _bookmark(self, record: ChangelogRecord, value: bytes) -> None:
-        epoch, bookmark = epoch_in(record.key), read_bookmark(value)
+    def _behind(self, place: NotedPlace, records: Sequence[ChangelogRecord]) -> Sequence[ChangelogRecord]:
+        """The records behind a place, whose own record the files have."""
+        first = records[0]
+        is_there = (first.offset, first.key) == (place.offset, place.key)
+        self.has_place = is_there or any(is_of_owner(record, place.epoch) for record in records)
+        return records[1:] if is_there else records
+
+    def _removal(self, record: ChangelogRecord, value: bytes) -> None:
+        epoch, offset = epoch_in(record.key), read_removal(value)
         if epoch == self.named:
-            self.bookmark = bookmark
+            self.removed_to = offset
         if epoch <= self.named:
             self._states.append(record.key)
 
@@ -478,7 +489,7 @@ class Reading:
         """
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        of_owner = [epoch_key(kind, self.named) for kind in (STATE, BOOKMARK)] if self.note else []
+        of_owner = [epoch_key(kind, self.named) for kind in (STATE, REMOVAL)] if self.note else []
         cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
         dropped = [*self.dropped, epoch_key(VOID, epoch)] if self.dropped else []
         return [*dict.fromkeys([*dropped, *self._states, *of_owner, *ended, *cancelled])]

@@ -239,6 +239,7 @@ def test_a_canceller_waits_for_the_store_and_ends_with_its_ownership() -> None:
     cases = [(False, True), (False, False), (True, False), (True, True)]
     turns = [turn_of_search(is_expected=one, has_store=other) for one, other in cases]
     assert turns == [Turn.DROP, Turn.DROP, Turn.WAIT, Turn.GO_ON]
+    assert turn_of_search(is_expected=True, has_store=True, is_moving=True) is Turn.WAIT
 
 
 def test_a_change_is_final_once_a_commit_has_proved_the_ownership() -> None:

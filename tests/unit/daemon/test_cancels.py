@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 import pytest
@@ -36,8 +36,8 @@ class Store(ModelStore):
                 raise StateError("broken")
             yield [Held(2 * step + each, 0, 0, None, NO_TAGS, None, b"", None) for each in range(2)]
 
-    def forget_cancelled(self, number: int, position: int) -> None:
-        self.forgotten.append(position)
+    def forget_cancelled(self, number: int, positions: Iterable[int]) -> None:
+        self.forgotten += positions
 
 
 class Scene:

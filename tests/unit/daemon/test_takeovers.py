@@ -95,7 +95,7 @@ class Scene:
         self.log = Log()
         self.cache = ModelCache()
         self.changelog = ModelChangelog(self.log)
-        self.store = ChangelogStore(self.cache, self.changelog)
+        self.store = ChangelogStore(self.cache.local, self.changelog)
         self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self.given: list[TakenPartition] = []
         self.now_s = 100.0

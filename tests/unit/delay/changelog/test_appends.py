@@ -19,17 +19,18 @@ class Waiting:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.heard = scene, list[int]()
         (self._owned,) = scene.store._owned.values()
-        self._appends = Appends(scene.changelog)
+        self._appends = Appends(scene.changelog, scene.cache.local)
         self._appends.append(self._owned, [ChangelogEntry(b"key", None)], self.heard.append)
 
     def acknowledge(self) -> None:
         """The broker has it."""
-        self.scene.land()
+        self.scene.changelog.land(1)
+        self._appends.serve()
 
     def refuse(self) -> None:
         """A later owner has claimed the partition."""
         self.scene.changelog.refuse()
-        self.scene.store.writes.poll()
+        self._appends.serve()
 
     def leave(self) -> None:
         """The partition moves to another owner."""

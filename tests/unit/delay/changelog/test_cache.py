@@ -12,11 +12,9 @@ import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.database import DAMAGED
-from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS, Held, Kind
+from sidecar.delay.rows import HOUR_MS, PARKED_FROM, Held, Kind, held_of
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from tests.support import failing_rows
@@ -34,80 +32,160 @@ def put(cache: LocalCache, number: int, *origins: int) -> None:
     )
 
 
-def vouch(cache: LocalCache, table: bytes) -> None:
-    """Vouch durably for the present state."""
-    point = cache.point()
-    cache.writes.sync()
-    cache.vouch(point, table)
-    cache.writes.sync()
+def owned(cache: LocalCache, name: bytes = b"p") -> int:
+    """The number of a partition whose changes wait."""
+    number = cache.begin_partition(name)
+    cache.own(number)
+    return number
+
+
+def enter(cache: LocalCache, number: int, place: bytes | None = b"place") -> None:
+    """What was changed enters the files."""
+    cache.enter(number, cache.prepared(number), place)
 
 
 @pytest.fixture
 def number(tmp_path: Path) -> int:
     """The number of a partition with 100 messages in a file and one in a log, in a cache that a process left."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([])
-        number = cache.begin_partition(b"p")
+        number = owned(cache)
         put(cache, number, *range(100))
+        enter(cache, number, b"first")
         cache.drop(cache.begin_partition(b"other"))
-        vouch(cache, b"first")
         flushed(cache)
         put(cache, number, 100)
-        vouch(cache, b"second")
+        enter(cache, number, b"second")
     return number
 
 
-def test_a_next_process_finds_what_was_vouched_for(tmp_path: Path, number: int) -> None:
-    """With the table."""
+def test_a_next_process_finds_what_has_entered(tmp_path: Path, number: int) -> None:
+    """With its notes."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        assert (cache.vouched, cache.held(number), len(cache.known(number))) == (b"second", 101, 101)
+        assert (cache.spare(b"p"), cache.held(number), len(cache.known(number))) == (number, 101, 101)
+        assert cache.notes(number) == {b"": b"second"}
 
 
-def test_what_came_later_is_not_found(tmp_path: Path, number: int) -> None:
-    """Messages that were put, and states that were kept, also if they are durable."""
+def test_what_has_not_entered_is_not_found(tmp_path: Path, number: int) -> None:
+    """Messages that were put, and states that were kept: memory has them alone."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        put(cache, number, 200)
+        cache.use(number)
+        cache.own(number)
+        enter(cache, number)
         cache.keep(number, b"later", DUE_MS + 1 << SEQUENCE_BITS, 0)
+        put(cache, number, 200)
+        assert (cache.held(number), cache.state(number)) == (1, b"later")
         cache.writes.sync()
     with closing(LocalCache(tmp_path / "c")) as cache:
         assert (cache.held(number), cache.state(number), 200 in cache.known(number)) == (101, None, False)
 
 
-def test_partitions_that_are_not_retained_are_dropped(tmp_path: Path, number: int) -> None:
-    """Nothing is known of them, and their space is given back."""
+def test_a_change_enters_with_its_note(tmp_path: Path, number: int) -> None:
+    """One is not there without the other."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([])
-        assert (dict(cache.names()), cache.hours(), cache.disk_bytes()) == ({}, {}, 0)
+        cache.use(number)
+        cache.own(number)
+        put(cache, number, 200)
+        cache.note(number, {b"key": b"value"})
+        enter(cache, number, b"third")
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        assert (cache.held(number), cache.notes(number)) == (102, {b"": b"third", b"key": b"value"})
+
+
+def test_what_is_on_the_way_is_counted_and_not_found(tmp_path: Path) -> None:
+    """Neither taken, nor listed, nor cancelled; it is after it has entered."""
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        number = owned(cache)
+        put(cache, number, 1)
+        changes = cache.prepared(number)
+        position = DUE_MS << SEQUENCE_BITS
+        before = cache.held(number), cache.take_due(number, END, 9, 9), cache.listed(number)
+        assert (*before, cache.cancel(number, position)) == (1, [], [], False)
+        cache.enter(number, changes, None)
+        assert [each.origin for each in cache.listed(number)] == [1]
+        assert [held.origin for held in cache.take_due(number, END, 9, 9)] == [1]
+
+
+def test_what_is_being_cancelled_is_not_found(tmp_path: Path) -> None:
+    """It is counted as cancelled at once, and once."""
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        number = owned(cache)
+        put(cache, number, 1)
+        enter(cache, number)
+        position = DUE_MS << SEQUENCE_BITS
+        assert cache.cancel(number, position)
+        assert (cache.cancel(number, position), cache.listed(number), cache.held(number)) == (False, [], 0)
+        enter(cache, number)
+        assert cache.find(number, position) is None
+
+
+def test_a_parked_part_on_the_way_is_found_and_cannot_be_removed(tmp_path: Path) -> None:
+    """The core takes it again, and removes it once the broker has acknowledged it."""
+    part = Held(PARKED_FROM, 1, 0, None, NO_TAGS, None, b"", b"rows")
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        number = owned(cache)
+        cache.park(number, part)
+        assert (cache.find(number, PARKED_FROM), len(cache.parked(number))) == (part, 1)
+        with pytest.raises(StateError, match="not acknowledged"):
+            cache.cancel(number, PARKED_FROM)
+        enter(cache, number)
+        assert len(cache.parked(number)) == 1
+        assert cache.cancel(number, PARKED_FROM)
+        assert cache.parked(number) == []
+
+
+def test_a_position_of_a_full_hour_waits_for_what_is_on_the_way(tmp_path: Path) -> None:
+    """It is the one behind the last that is written."""
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        number = owned(cache)
+        put(cache, number, 1)
+        cache._partitions[number].of(DUE_MS // HOUR_MS).sequence = 1 << SEQUENCE_BITS
+        with pytest.raises(StateError, match="not acknowledged"):
+            put(cache, number, 2)
+        enter(cache, number)
+        put(cache, number, 2)
+        enter(cache, number)
+        taken = [(held.origin, held.position) for held in cache.take_due(number, END, 9, 1_000)]
+        assert taken == [(1, DUE_MS << SEQUENCE_BITS), (2, (DUE_MS << SEQUENCE_BITS) + 1)]
+
+
+def test_ended_messages_are_found_until_they_are_forgotten(tmp_path: Path) -> None:
+    """Their records may still be in the changelog."""
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        number = owned(cache)
+        put(cache, number, 1, 2)
+        enter(cache, number)
+        first, second = cache.take_due(number, END, 9, 1_000)
+        cache.keep(number, b"", second.position, 0)
+        enter(cache, number)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        assert [held.origin for held in cache.ended(number, second.position)] == [1]
+        assert (cache.held(number), cache.find(number, first.position)) == (1, None)
+        cache.own(number)
+        cache.forget_below(number, second.position)
+        enter(cache, number)
+        assert [*cache.ended(number, END)] == [held_of((*second[:3], None, second.tags, None, b"", None))]
+
+
+def test_a_partition_without_a_note_is_dropped(tmp_path: Path, number: int) -> None:
+    """Nothing is known of it, and its space is given back."""
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.use(number)
+        cache.use(number)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        assert (dict(cache.names()), cache.hours(), cache.disk_bytes(), cache.spare(b"p")) == ({}, {}, 0, None)
+        assert not [*cache._database.under(Kind.ROW)]
 
 
 def test_messages_of_spare_partitions_are_not_counted(tmp_path: Path, number: int) -> None:
     """This process does not hold them before it has taken the partition over."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
         before = sum(cache.hours().values())
         cache.use(number)
         assert (before, sum(cache.hours().values())) == (0, 101)
 
 
-def test_a_number_is_not_used_again_while_its_rows_are_there(tmp_path: Path, number: int) -> None:
-    """They are removed once a later point is vouched for."""
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([])
-        begun = cache.begin_partition(b"p")
-        assert begun != number
-        assert (cache.held(begun), cache.next(begun)) == (0, None)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        assert cache.held(number) == 101
-        cache.drop(number)
-        vouch(cache, b"third")
-        assert not [*cache._database.under(Kind.ROW)]
-
-
 def test_a_number_is_not_used_again(tmp_path: Path) -> None:
-    """What the first one had may still be there."""
+    """What the first one had may still be in a view."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         numbers = [cache.begin_partition(b"p")]
         for _ in range(3):
@@ -138,63 +216,55 @@ def test_files_that_are_damaged_are_not_used(
     for path in (tmp_path / "c").glob(pattern):
         harm(path)
     with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, dict(cache.names()), cache.damages) == (None, {}, [])
+        assert (dict(cache.names()), cache.damages) == ({}, [])
 
 
-def test_a_log_that_lost_its_end_has_what_was_vouched_for_before(tmp_path: Path) -> None:
+def test_a_log_that_lost_its_end_has_what_entered_before(tmp_path: Path) -> None:
     """As after a loss of power; the changelog tells whether it is too old."""
     cache = LocalCache(tmp_path / "c")
-    cache.retain([])
-    number = cache.begin_partition(b"p")
+    number = owned(cache)
     put(cache, number, 1)
-    vouch(cache, b"first")
-    put(cache, number, 2)
+    enter(cache, number, b"first")
     cache.writes.sync()
+    put(cache, number, 2)
+    enter(cache, number, b"second")
     folder = tmp_path / "copy"
-    vouch(cache, b"second")
     shutil.copytree(tmp_path / "c", folder)
     raw = log_of(folder).read_bytes()
     os.truncate(log_of(folder), raw.rindex(b"second") + 3)
     with closing(LocalCache(folder)) as cache:
-        cache.retain([number])
-        assert (cache.vouched, cache.held(number), list(cache.known(number))) == (b"first", 1, [1])
+        found = cache.notes(number), cache.held(number), list(cache.known(number))
+        assert found == ({b"": b"first"}, 1, [1])
 
 
 def test_a_log_that_is_damaged_before_its_end_is_not_used(tmp_path: Path) -> None:
     """What follows tells that it was durable."""
     cache = LocalCache(tmp_path / "c")
-    cache.retain([])
-    number = cache.begin_partition(b"p")
-    put(cache, number, 1)
-    vouch(cache, b"first")
+    number = owned(cache)
+    for origin in (1, 2):
+        put(cache, number, origin)
+        enter(cache, number)
     folder = tmp_path / "copy"
     shutil.copytree(tmp_path / "c", folder)
     raw = bytearray(log_of(folder).read_bytes())
-    raw[raw.rindex(b"x" * 100)] ^= 1
+    raw[raw.index(b"x" * 100)] ^= 1
     log_of(folder).write_bytes(raw)
     with closing(LocalCache(folder)) as cache:
-        assert cache.vouched is None
+        assert dict(cache.names()) == {}
 
 
 def test_files_that_were_found_damaged_are_not_used_again(tmp_path: Path, number: int) -> None:
     """A block is checked when it is read."""
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        assert cache.vouched == b"second"
+        cache.use(number)
+        cache.own(number)
+        enter(cache, number)
         with failing(cache, "iter", error=failing_rows.DAMAGED), pytest.raises(StateError, match="is damaged"):
             cache.take_due(number, END, 1, 1)
         assert "is damaged" in cache.loss
     assert (tmp_path / "c" / DAMAGED).exists()
     with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, cache.damages, (tmp_path / "c" / DAMAGED).exists()) == (None, [], False)
-
-
-def test_files_that_nobody_vouched_for_are_not_used(tmp_path: Path) -> None:
-    """They have no table."""
-    with closing(PartitionStore(tmp_path / "c")) as store:
-        store.number(b"p\0 1")
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, dict(cache.names())) == (None, {})
+        assert (dict(cache.names()), cache.damages, (tmp_path / "c" / DAMAGED).exists()) == ({}, [], False)
 
 
 def test_files_in_use_are_left_alone(tmp_path: Path, number: int) -> None:
@@ -203,49 +273,6 @@ def test_files_in_use_are_left_alone(tmp_path: Path, number: int) -> None:
         with pytest.raises(StateError, match="in use"):
             LocalCache(tmp_path / "c")
         assert list((tmp_path / "c" / "rows").glob("*.sst"))
-
-
-def test_what_undoes_changes_does_not_grow_without_bound(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If nobody vouches for a point for long, the files are not used again."""
-    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        cache.use(number)
-        put(cache, number, *range(200, 300))
-        assert not [*cache._database.under(Kind.UNDO)]
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        assert cache.vouched is None
-
-
-def test_a_lapse_ends_with_the_next_point(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was vouched for then is found."""
-    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        cache.use(number)
-        put(cache, number, *range(200, 300))
-        vouch(cache, b"third")
-        put(cache, number, 300)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        assert (cache.vouched, cache.held(number)) == (b"third", 201)
-
-
-def test_what_came_before_a_lapse_cannot_be_vouched_for(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing undoes what came behind such a point."""
-    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([number])
-        cache.use(number)
-        point = cache.point()
-        put(cache, number, *range(200, 300))
-        cache.vouch(point, b"too late")
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        assert cache.vouched is None
 
 
 def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:

@@ -33,10 +33,11 @@ def changes(scene: Scene) -> list[bool]:
 def test_a_cancelled_message_is_not_restored(scene: Scene) -> None:
     """Neither before nor after it was removed from the changelog, where its change goes last."""
     first, _ = scene.put(1_000, 2_000)
+    scene.land()
     assert scene.store.cancel(scene.number, first)
     assert not scene.store.cancel(scene.number, first)
     assert restarted(scene).take() == [1]
-    scene.store.forget_cancelled(scene.number, first)
+    scene.store.forget_cancelled(scene.number, [first])
     assert restarted(scene).take() == [1]
     assert scene.removed == [0]
     assert changes(scene) == [True, False]
@@ -46,8 +47,10 @@ def test_a_cancelled_message_is_not_restored(scene: Scene) -> None:
 def test_a_message_brought_forward_is_restored_there(scene: Scene) -> None:
     """After one change and after two; once it is ended, message and changes are removed."""
     first, second = scene.put(5_000_000, 2_000)
+    scene.land()
     moved = scene.store.release(scene.number, first, 1_000_000)
     assert moved is not None
+    scene.land()
     again = scene.store.release(scene.number, moved, 500)
     assert again is not None
     after = restarted(scene)
@@ -65,13 +68,29 @@ def test_a_message_brought_forward_is_restored_there(scene: Scene) -> None:
 def test_a_message_brought_forward_can_be_cancelled(scene: Scene) -> None:
     """All that the changelog has of it is removed."""
     (first,) = scene.put(5_000_000)
+    scene.land()
     moved = scene.store.release(scene.number, first, 500)
     assert moved is not None
+    scene.land()
     assert scene.store.cancel(scene.number, moved)
     assert restarted(scene).take() == []
-    scene.store.forget_cancelled(scene.number, moved)
+    scene.store.forget_cancelled(scene.number, [moved])
     scene.land()
     assert (scene.removed, changes(scene)) == ([0], [True, True, False, False])
+
+
+def test_a_message_that_is_being_changed_is_not_changed_again(scene: Scene) -> None:
+    """It is found at neither position, until the broker has acknowledged the first change."""
+    first, second = scene.put(5_000_000, 6_000_000)
+    before = scene.store.cancel(scene.number, first), scene.store.release(scene.number, second, 500)
+    scene.land()
+    moved = scene.store.release(scene.number, second, 500)
+    assert (before, scene.store.is_moving(scene.number)) == ((False, None), True)
+    assert moved is not None
+    assert [scene.store.cancel(scene.number, position) for position in (second, moved)] == [False, False]
+    scene.land()
+    assert not scene.store.is_moving(scene.number)
+    assert scene.store.cancel(scene.number, moved)
 
 
 def test_nothing_is_taken_before_its_new_time_is_acknowledged(scene: Scene) -> None:
@@ -105,6 +124,7 @@ def restarted_after(after: Scene, zombie: Scene) -> Scene:
 def test_what_ended_at_its_new_time_is_not_restored(scene: Scene) -> None:
     """The watermark that counts is above its new position, and its removal was lost."""
     first, _ = scene.put(5_000_000, 6_000_000)
+    scene.land()
     moved = scene.store.release(scene.number, first, 500)
     assert moved is not None
     scene.store.keep(scene.number, b"state", moved + 1, 0)
@@ -119,6 +139,7 @@ def test_what_ended_at_its_new_time_is_not_restored(scene: Scene) -> None:
 def test_a_cancelled_message_that_is_read_again_stays_known(scene: Scene) -> None:
     """The source's commit is below it: its records stay, so that each owner to come knows that it was put."""
     (position,) = scene.put(1_000, first=3)
+    scene.land()
     scene.store.cancel(scene.number, position)
     scene.land()
     start = Start(Stores(7, (), scene.epoch), LINEAGE, 0, 2, 0)

@@ -27,7 +27,7 @@ class Scene:
         self.table = table or ModelTable(lambda: 0.99)
         self.tables = ModelTables(self.table)
         self.changelog = ModelAppender(self.tables)
-        self.store = ChangelogStore(ModelCache(), self.changelog)
+        self.store = ChangelogStore(ModelCache().local, self.changelog)
         self.number, _ = self.store.begin_partition(NAME)
         start = Start(NO_STORES, lineage, at, at, 0)
         takeover = FencedTakeover(

@@ -1,53 +1,72 @@
-"""The byte form of what the local files vouch for."""
+"""The byte form of what the local files have of a changelog."""
 
 from __future__ import annotations
 
 import pytest
 
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.changelog.notes import Note, decoded, encoded
+from sidecar.delay.changelog.notes import NotedPlace, changed, note_of
 from sidecar.delay.changelog.records import (
-    Bookmark,
-    KeptState,
+    CANCELLED,
     RecordLineage,
-    bookmark_entry,
+    change_entry,
     epoch_in,
     kind_of,
-    read_bookmark,
+    message_key,
+    read_removal,
+    removal_entry,
 )
 
-BARE = Note(1, b"a", 7, RecordLineage(2, 3), 4, 5, 6, None, [], [])
-FULL = Note(
-    (1 << 16) - 1, b"g\0orders\0\x003", (1 << 48) - 1, RecordLineage((1 << 64) - 1, (1 << 32) - 1),
-    1 << 40, 1 << 41, 1 << 42,
-    KeptState(is_proved=True, watermark=1 << 62, seen=1 << 63, state=b"state"),
-    [(1 << 61, [b"m" * 25, b"x" * 41]), (9, [b"m" * 25])],
-    [[b"m" * 25], [], [b"m" * 25, b"x" * 41, b"x" * 41]],
-)  # fmt: skip
+PLACE = NotedPlace((1 << 48) - 1, RecordLineage((1 << 64) - 1, (1 << 32) - 1), 1 << 40, 1 << 41, b"k" * 25)
+MESSAGE, OTHER = message_key(1 << 40, 3, 9), message_key(2 << 40, 4, 10)
 
 
-@pytest.mark.parametrize("notes", [[], [BARE], [FULL], [BARE, FULL, BARE]])
-def test_notes_are_read_as_they_were_written(notes: list[Note]) -> None:
-    """With all that they have, however much that is."""
-    assert decoded(encoded(notes)) == notes
+def keys_of(message: bytes, *positions: int) -> list[bytes]:
+    """The keys of a message that was changed."""
+    return [message, *(change_entry(message, 5, position).key for position in positions)]
 
 
-@pytest.mark.parametrize("size", [0, 10, 40, 200])
-def test_notes_that_are_cut_off_are_refused(size: int) -> None:
-    """Nothing of them counts."""
-    with pytest.raises(ValueError, match="snapshot"):
-        decoded(encoded([FULL])[:size])
+def test_a_note_is_read_as_it_was_written() -> None:
+    """With the place, the state, and the messages that were moved or cancelled."""
+    moved, cancelled = keys_of(MESSAGE, 7, 6), keys_of(OTHER, 8, CANCELLED)
+    note = note_of({b"": PLACE.encoded(), **dict(map(changed, (moved, cancelled)))}, (3, 4, b"state"))
+    assert note is not None
+    assert (note.place, note.moved, note.removable) == (PLACE, [(6, moved)], [cancelled])
+    assert note.kept is not None
+    assert note.kept[1:] == (3, 4, b"state")
 
 
-def test_a_bookmark_is_read_as_it_was_written() -> None:
+def test_a_partition_without_a_state_has_none() -> None:
+    """Its owner has kept none yet."""
+    note = note_of({b"": PLACE.encoded()}, None)
+    assert note is not None
+    assert note.kept is None
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {},
+        {b"": PLACE.encoded()[:10]},
+        {b"": PLACE.encoded(), b"short": b"x" * 41},
+        {b"": PLACE.encoded(), MESSAGE[1:]: b""},
+        {b"": PLACE.encoded(), MESSAGE[1:]: b"x" * 40},
+    ],
+)
+def test_notes_of_another_form_are_refused(notes: dict[bytes, bytes]) -> None:
+    """Nothing of the partition is used then."""
+    assert note_of(notes, None) is None
+
+
+def test_a_removal_is_read_as_it_was_written() -> None:
     """With the epoch of its owner."""
-    key, value = bookmark_entry(9, Bookmark(7, 5))
-    assert (kind_of(key), epoch_in(key), read_bookmark(value or b"")) == (b"n", 9, Bookmark(7, 5))
+    key, value = removal_entry(9, 7)
+    assert (kind_of(key), epoch_in(key), read_removal(value or b"")) == (b"d", 9, 7)
 
 
-@pytest.mark.parametrize("value", [b"", b"\x02" + bytes(16), b"\x01" + bytes(17)])
-def test_a_bookmark_of_another_form_is_refused(value: bytes) -> None:
+@pytest.mark.parametrize("value", [b"", b"\x02" + bytes(8), b"\x01" + bytes(9)])
+def test_a_removal_of_another_form_is_refused(value: bytes) -> None:
     """A later version may mean something else."""
-    entry = ChangelogEntry(bookmark_entry(9, Bookmark(7, 5)).key, value)
+    entry = ChangelogEntry(removal_entry(9, 7).key, value)
     with pytest.raises(ValueError, match=r"version|cut off|too many"):
-        read_bookmark(entry.value or b"")
+        read_removal(entry.value or b"")

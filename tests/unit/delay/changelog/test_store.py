@@ -187,7 +187,7 @@ def test_what_other_owners_left_is_removed_once_the_first_commit_is_proved() -> 
     (position,) = first.put(10)
     first.store.keep(first.number, b"state", position + 1, position + 1)
     first.land()
-    second = ChangelogStore(ModelCache(), changelog := ModelChangelog(first.log))
+    second = ChangelogStore(ModelCache().local, changelog := ModelChangelog(first.log))
     start = Start(Stores(7, (), first.epoch), LINEAGE, 0, 0, END)
     taken_over = Takeover(first.log, TP, start, lambda *_: None).run()
     second.own(NAME, number := second.begin_partition(NAME)[0], TP, LINEAGE, taken_over)
@@ -269,7 +269,7 @@ def test_nothing_is_removed_before_the_epoch_is_proved(is_committed: bool) -> No
     if is_committed:
         second.store.committed(second.number, 0)
     assert second.store.cancel(second.number, position)
-    second.store.forget_cancelled(second.number, position)
+    second.store.forget_cancelled(second.number, [position])
     second.changelog.land(1 << 30)
     assert first.removed == []
     second.store.writes.poll()
