@@ -32,6 +32,8 @@ WINDOW_MIN, SAME_SIZE_MIN = 5, 3
 SLOWER, NOT_FASTER, BUSY_CUT = 1.5, 0.9, 0.7
 """Factors: of the lowest time, above which the limit falls; of the time, if half the limit is as slow; of a refusal."""
 LOWS_MS, HALVE_EVERY_MS = 60_000, 30_000
+LOW_EACH_MS = 1_000
+"""Time within which medians are kept as one: a fast receiver has a thousand windows a second."""
 HALVED_MIN = 6
 """Limit up to which half of it is not tried."""
 MORE = 1e-9
@@ -273,7 +275,7 @@ class _LearnedConcurrency:
         self._window: dict[int, list[float]] = {}
         """Times to answers since the last change, in milliseconds, by size."""
         self._lows: dict[int, list[tuple[float, float]]] = {}
-        """Medians of the last minute by size, each with its time."""
+        """Lowest medians of the seconds of the last minute by size, each with its time."""
         self._searches = True
         """Whether the times have not risen yet."""
         self._reached = False
@@ -316,8 +318,12 @@ class _LearnedConcurrency:
         ratios = []
         for size, time_ms in medians.items():
             lows = [low for low in self._lows.get(size, ()) if low[0] > now_ms - LOWS_MS]
-            self._lows[size] = [*lows, (now_ms, time_ms)]
-            ratios.append(time_ms / min(low for _, low in self._lows[size]))
+            if lows and now_ms - lows[-1][0] < LOW_EACH_MS:
+                lows[-1] = (lows[-1][0], min(lows[-1][1], time_ms))
+            else:
+                lows.append((now_ms, time_ms))
+            self._lows[size] = lows
+            ratios.append(time_ms / min(low for _, low in lows))
         slower = median(ratios)
         if slower > SLOWER:
             self._searches = False
