@@ -186,7 +186,7 @@ def test_retries_and_rejections_are_answers() -> None:
         assert batches.flush(WAIT_S)
         batches.add("g", b"2")
         assert batches.flush(WAIT_S)
-    assert retried == [("no route", 1), ("503", 5), ("3", 1)]
+    assert retried == [("no route", 1), ("503", 5.5), ("3", 1)], "a requested wait is exceeded by up to a tenth"
     assert receiver.ends == [(b"1", BatchState.DEAD_LETTERED), *delivered(b"2")]
 
 

@@ -290,7 +290,9 @@ def test_what_is_held_up_is_told_with_what_it_waits_for() -> None:
     failing.read(*rows(0, 9))
     failing.run(4)
     failing.read(*rows(10, 19))
+    failing.answer = lambda batch, offsets: None  # type: ignore[method-assign]
     failing.run(4)
+    assert failing.pipeline.delivery.outbox.count(Stage.SENDING) == 1, "its retry waits for an answer"
     assert list(failing.pipeline.held_up(failing.now_ms)) == []
 
 
