@@ -118,8 +118,8 @@ def test_what_is_remembered_of_large_values_is_small(fill: Callable[[], object])
 
 def test_names_that_wait_to_be_cancelled_stop_reading_by_their_bytes() -> None:
     """Not by their number alone: a name is a header of any size."""
-    pipeline = SimpleNamespace(expects=lambda effect: True)
-    cancels = Cancels(cast(Any, pipeline), cast(Any, None), {}, cast(Any, None), cast(Any, None))
+    pipeline, store = SimpleNamespace(expects=lambda effect: True), SimpleNamespace(writes=SimpleNamespace(changes=0))
+    cancels = Cancels(cast(Any, pipeline), cast(Any, store), {}, cast(Any, None), cast(Any, None))
     for number, text in enumerate(texts()):
         if cancels.is_full:
             break

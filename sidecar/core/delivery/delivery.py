@@ -61,10 +61,8 @@ class Deliveries:
         return DeliveryCounts(messages, nbytes, self._ages.read(), self._messages.read(), self._bytes.read())
 
 
-A_COMMIT = "a commit"
-"""Wait reason of a batch whose promises are not durable yet."""
-WAITS = {A_COMMIT: Stage.HELD_BACK, "an answer": Stage.SENDING}
-"""Wait reasons other than a retry and `Delivery.waits_for`, each with its stage."""
+A_COMMIT, AN_ANSWER = "a commit", "an answer"
+"""Wait reasons of batches whose promises are not durable yet, and of those that are being sent."""
 
 
 class Delivery:

@@ -33,7 +33,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.books import Accounts, OpenMessages
 from sidecar.core.cutting import BatchRules, Cutter
-from sidecar.core.delivery.delivery import A_COMMIT, WAITS, DeliveryPipeline
+from sidecar.core.delivery.delivery import A_COMMIT, AN_ANSWER, DeliveryPipeline
 from sidecar.core.delivery.outbox import Stage
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.pace import A_SENDER
@@ -588,7 +588,9 @@ class Pipeline(DeliveryPipeline):
         for (_, group), since_ms in self.cutter.held_up(now_ms):
             yield waits_for or A_COMMIT, group, since_ms
         outbox = self.delivery.outbox
-        for what, stage in {**WAITS, waits_for or A_SENDER: Stage.READY}.items():
+        # An answer is last: it is the reason for messages of which only some are being sent.
+        stages = {A_COMMIT: Stage.HELD_BACK, waits_for or A_SENDER: Stage.READY, AN_ANSWER: Stage.SENDING}
+        for what, stage in stages.items():
             for batch in outbox.batches(stage):
                 if not outbox.groups.failing(batch.group):
                     yield what, batch.group, batch.since_ms
