@@ -113,22 +113,20 @@ class _BodySize:
         """The batch of the size test that is being sent."""
         self._before = self._sent = 1.0
         """Sizes of the last bodies, before compression and as sent; each weighs a tenth of the next."""
-
-    @property
-    def target(self) -> float:
+        self.target = inf
         """Size of the next bodies: halfway between accepted and refused, until these differ by less than a tenth."""
-        if self._refused == inf:
-            return self._trial
-        if self._refused <= SIZE_STEP * self._taken:
-            return self._taken
-        return (self._taken + self._refused) / 2
+
+    def _aim(self, refused: float, trial: float, trial_at_ms: float) -> None:
+        self._refused, self._trial, self._trial_at_ms = refused, trial, trial_at_ms
+        if refused == inf:
+            self.target = trial
+        else:
+            self.target = self._taken if refused <= SIZE_STEP * self._taken else (self._taken + refused) / 2
 
     def max_bytes(self, now_ms: float) -> float:
         """Limit of bodies that are cut now, before compression, rounded down by up to 2 %: it must not change often."""
         if now_ms >= self._trial_at_ms:
-            self._refused, self._trial, self._trial_at_ms = inf, SIZE_STEP * self._taken, now_ms + SIZE_TRIAL_MS
-        if self.target == inf:
-            return inf
+            self._aim(inf, SIZE_STEP * self._taken, now_ms + SIZE_TRIAL_MS)
         most = int(self.target * self._before / self._sent)
         return max(1, most - most % (1 << max(0, most.bit_length() - 7)))
 
@@ -143,7 +141,7 @@ class _BodySize:
 
     def may_send(self, batch: Batch) -> bool:
         """Whether no other batch must be answered first; if so, this one may be the next to test the size."""
-        if self.target == inf or self.estimate(batch) <= self._taken:
+        if self.estimate(batch) <= self._taken:
             return True
         if self._testing is not None:
             return False
@@ -159,20 +157,19 @@ class _BodySize:
         size = float(answer.sent_bytes)
         if answer.verdict is Verdict.TOO_LARGE and answer.status == BODY_TOO_LARGE:
             if size <= self._taken:
-                self._forget(0.0)
+                self._taken = 0.0
+                self._aim(inf, inf, inf)
             elif batch.count > 1 and size < self._refused:
-                self._refused, self._trial, self._trial_at_ms = size, inf, now_ms + SIZE_TRIAL_MS
+                self._aim(size, inf, now_ms + SIZE_TRIAL_MS)
                 self._output.report(
                     "body.too_large", "warning", refused_bytes=round(size), next_bytes=round(self.target)
                 )
         elif answer.verdict is Verdict.ACK:
             self._before, self._sent = self._before / 10 + batch.nbytes, self._sent / 10 + size
             self._taken = max(self._taken, size)
-            if size >= min(self._refused, self._trial * TRIED):
-                self._forget(size)
-
-    def _forget(self, taken: float) -> None:
-        self._taken, self._refused, self._trial, self._trial_at_ms = taken, inf, inf, inf
+            if self.target < inf:
+                is_wrong = size >= min(self._refused, self._trial * TRIED)
+                self._aim(*(inf, inf, inf) if is_wrong else (self._refused, self._trial, self._trial_at_ms))
 
 
 class _Bucket:
@@ -290,6 +287,8 @@ class Pace:
         self._learned = _LearnedBucket() if rates.learned else None
         self._requests = self._learned or _Bucket(rates.requests, 1.0)
         self._rows, self._bytes = _Bucket(rates.rows, MORE), _Bucket(rates.nbytes, MORE)
+        buckets = (self._requests, self._rows, self._bytes)
+        self._buckets = [bucket for bucket in buckets if bucket is self._learned or bucket.rate < inf]
 
     def waits_for(self, busy: int, now_ms: float) -> str:
         """What the next request waits for, while so many are being sent; empty if it may be sent now."""
@@ -297,8 +296,7 @@ class Pace:
             return A_SENDER
         if not self._pauses.is_over(busy, now_ms):
             return A_PAUSE
-        buckets = (self._requests, self._rows, self._bytes)
-        return A_RATE if any(bucket.is_empty(now_ms) for bucket in buckets) else ""
+        return A_RATE if any(bucket.is_empty(now_ms) for bucket in self._buckets) else ""
 
     def status(self) -> PaceStatus:
         """The pace at present."""
@@ -316,19 +314,20 @@ class Pace:
 
     def body_max_bytes(self, now_ms: float) -> float:
         """Limit of bodies that are cut now, before compression; infinite if none is known."""
-        return self._size.max_bytes(now_ms)
+        return inf if self._size.target == inf else self._size.max_bytes(now_ms)
 
     def is_too_large(self, batch: Batch) -> bool:
         """Whether the batch is as large as one that was refused, so that it need not be sent to be divided."""
-        return self._size.is_refused(batch)
+        return self._size.target < inf and self._size.is_refused(batch)
 
     def begin(self, batch: Batch) -> bool:
         """Whether this batch may be sent, if any may; then it counts as sent."""
-        if not self._size.may_send(batch):
+        if self._size.target < inf and not self._size.may_send(batch):
             return False
-        self._requests.take(1)
-        self._rows.take(batch.count)
-        self._bytes.take(self._size.estimate(batch))
+        if self._buckets:
+            self._requests.take(1)
+            self._rows.take(batch.count)
+            self._bytes.take(self._size.estimate(batch))
         return True
 
     def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
