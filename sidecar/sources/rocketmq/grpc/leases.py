@@ -183,30 +183,35 @@ class Leases:
             self._settled.setdefault(lease.topic, []).append(lease)
         for _ in range(ACK_CALLS - self._ackers):
             self._ackers += 1
-            self._begin(self._acknowledge())
+            self._begin(self._acknowledge_all())
 
-    async def _acknowledge(self) -> None:
-        while self._settled:
-            topic = next(iter(self._settled))
-            leases = self._settled.pop(topic)
-            if rest := leases[ACKS_MAX:]:
-                self._settled[topic] = rest
-            left = leases = leases[:ACKS_MAX]
-            with contextlib.suppress(ConnectionError):
-                entries = [(lease.message_id, lease.receipt) for lease in leases]
-                answer = await self._call("AckMessage", self._requests.ack(topic, entries))
-                if answer.status.code == OK:
-                    left = []
-                elif answer.status.code == MANY:
-                    again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
-                    left = [lease for lease in leases if lease.receipt in again]
-            left = [lease for lease in left if lease.is_live]  # others are handed over again
-            for lease in set(leases).difference(left) if self._attempts.in_order else ():
-                self._attempts.end_request(lease.use)
-            if left:
-                await asyncio.sleep(RETRY_S)
-                self._settle(left)
-        self._ackers -= 1
+    async def _acknowledge_all(self) -> None:
+        try:
+            while self._settled:
+                await self._acknowledge_some()
+        finally:  # whatever ends it, another one must take its place
+            self._ackers -= 1
+
+    async def _acknowledge_some(self) -> None:
+        topic = next(iter(self._settled))
+        leases = self._settled.pop(topic)
+        if rest := leases[ACKS_MAX:]:
+            self._settled[topic] = rest
+        left = leases = leases[:ACKS_MAX]
+        with contextlib.suppress(ConnectionError):
+            entries = [(lease.message_id, lease.receipt) for lease in leases]
+            answer = await self._call("AckMessage", self._requests.ack(topic, entries))
+            if answer.status.code == OK:
+                left = []
+            elif answer.status.code == MANY:
+                again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
+                left = [lease for lease in leases if lease.receipt in again]
+        left = [lease for lease in left if lease.is_live]  # others are handed over again
+        for lease in set(leases).difference(left) if self._attempts.in_order else ():
+            self._attempts.end_request(lease.use)
+        if left:
+            await asyncio.sleep(RETRY_S)
+            self._settle(left)
 
     def extend(self, tokens: Collection[Hashable]) -> None:
         soon_s = time.monotonic() + EXTEND_AHEAD_S
