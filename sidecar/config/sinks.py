@@ -269,11 +269,9 @@ class HttpRate(Model):
     @property
     def rates(self) -> Rates:
         """The limits in numbers."""
-        learned = self.requests == "auto"
-        requests = None if learned or self.requests is None else per_second(self.requests, NO_UNIT)
-        rows = None if self.rows is None else per_second(self.rows, NO_UNIT)
-        nbytes = None if self.nbytes is None else per_second(self.nbytes, SIZES)
-        return Rates(requests or inf, rows or inf, nbytes or inf, learned)
+        requests, rows = per_second(self.requests or "", NO_UNIT), per_second(self.rows or "", NO_UNIT)
+        nbytes = per_second(self.nbytes or "", SIZES)
+        return Rates(requests or inf, rows or inf, nbytes or inf, learned=self.requests == "auto")
 
 
 class HttpSinkSettings(SinkSettings):

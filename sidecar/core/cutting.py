@@ -172,8 +172,6 @@ class Cutter:
 
     Args:
         rules: Rules by which they become due.
-        concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding, or more
-            while commits take longer than these.
         lingers_ms: How long messages of a group stay open at a monotonic time, if its parts are parked and not sent.
         ids: Whether rows keep their message ids.
     """
@@ -181,7 +179,6 @@ class Cutter:
     def __init__(
         self,
         rules: BatchRules,
-        concurrency: int,
         owned: Ownerships,
         groups: Groups,
         memory: Memory,
@@ -190,9 +187,10 @@ class Cutter:
         ids: bool = False,
     ) -> None:
         self._rules = rules
-        self._ahead_max = 2 * concurrency
+        self._ahead_max = 0
+        """Limit of outstanding batches without failing groups."""
         self._times = 1
-        """Multiple of `_ahead_max` that may be outstanding at present."""
+        """Multiple of `_ahead_max` that may be outstanding at present, while commits take longer than sends."""
         self._body_max_bytes = inf
         self._is_limited = False
         """Whether due units were left because as many batches were outstanding."""
@@ -208,14 +206,17 @@ class Cutter:
         if self._is_limited:
             self._times = 2 * self._times if starved else max(1, self._times // 2)
 
-    def change(self, concurrency: int) -> None:
+    def change(self) -> None:
         """Continue under changed rules."""
-        self._ahead_max = 2 * concurrency
-        self._body_max_bytes = inf
-        self.units.change(inf)
+        self.units.change(self._body_max_bytes)
 
     def fit(self, body_max_bytes: float, concurrency: int) -> None:
-        """Cut no larger batches than the destination takes, infinite if that is unknown, and no more ahead."""
+        """Set what the destination takes, before each step.
+
+        Args:
+            body_max_bytes: The largest body; infinite if that is unknown.
+            concurrency: Concurrent sends; twice as many batches are cut ahead.
+        """
         self._ahead_max = 2 * concurrency
         if body_max_bytes != self._body_max_bytes:
             self._body_max_bytes = body_max_bytes

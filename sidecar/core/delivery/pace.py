@@ -116,17 +116,19 @@ class _BodySize:
         self.target = inf
         """Size of the next bodies: halfway between accepted and refused, until these differ by less than a tenth."""
 
-    def _aim(self, refused: float, trial: float, trial_at_ms: float) -> None:
-        self._refused, self._trial, self._trial_at_ms = refused, trial, trial_at_ms
-        if refused == inf:
-            self.target = trial
+    def _aim(self) -> None:
+        if self._refused == inf:
+            self.target = self._trial
+        elif self._refused <= SIZE_STEP * self._taken:
+            self.target = self._taken
         else:
-            self.target = self._taken if refused <= SIZE_STEP * self._taken else (self._taken + refused) / 2
+            self.target = (self._taken + self._refused) / 2
 
     def max_bytes(self, now_ms: float) -> float:
         """Limit of bodies that are cut now, before compression, rounded down by up to 2 %: it must not change often."""
         if now_ms >= self._trial_at_ms:
-            self._aim(inf, SIZE_STEP * self._taken, now_ms + SIZE_TRIAL_MS)
+            self._refused, self._trial, self._trial_at_ms = inf, SIZE_STEP * self._taken, now_ms + SIZE_TRIAL_MS
+            self._aim()
         most = int(self.target * self._before / self._sent)
         return max(1, most - most % (1 << max(0, most.bit_length() - 7)))
 
@@ -158,18 +160,23 @@ class _BodySize:
         if answer.verdict is Verdict.TOO_LARGE and answer.status == BODY_TOO_LARGE:
             if size <= self._taken:
                 self._taken = 0.0
-                self._aim(inf, inf, inf)
+                self._forget()
             elif batch.count > 1 and size < self._refused:
-                self._aim(size, inf, now_ms + SIZE_TRIAL_MS)
+                self._refused, self._trial, self._trial_at_ms = size, inf, now_ms + SIZE_TRIAL_MS
+                self._aim()
                 self._output.report(
                     "body.too_large", "warning", refused_bytes=round(size), next_bytes=round(self.target)
                 )
         elif answer.verdict is Verdict.ACK:
             self._before, self._sent = self._before / 10 + batch.nbytes, self._sent / 10 + size
             self._taken = max(self._taken, size)
-            if self.target < inf:
-                is_wrong = size >= min(self._refused, self._trial * TRIED)
-                self._aim(*(inf, inf, inf) if is_wrong else (self._refused, self._trial, self._trial_at_ms))
+            if size >= min(self._refused, self._trial * TRIED):
+                self._forget()
+            elif self.target < inf:
+                self._aim()
+
+    def _forget(self) -> None:
+        self._refused = self._trial = self._trial_at_ms = self.target = inf
 
 
 class _Bucket:

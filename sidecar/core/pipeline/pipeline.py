@@ -84,10 +84,8 @@ class Pipeline(DeliveryPipeline):
         self.books = Accounts()
         self.intake = Intake(reading)
         groups, has_ids = self.delivery.outbox.groups, reading.ids is not None
-        self.cutter = Cutter(
-            batching, rules.concurrency, self.partitions, groups, self.memory,
-            self.delivery.parker.lingers_ms, ids=has_ids,
-        )  # fmt: skip
+        lingers_ms = self.delivery.parker.lingers_ms
+        self.cutter = Cutter(batching, self.partitions, groups, self.memory, lingers_ms, ids=has_ids)
         self.commits = Commits(self.partitions, self.intake.identities)
         self.puts = Puts(self.partitions, self.intake)
         self._is_starved = False
@@ -486,7 +484,7 @@ class Pipeline(DeliveryPipeline):
         for mine, other in ((self._batching, batching), (self._rules, rules)):
             for field in fields(mine):
                 setattr(mine, field.name, getattr(other, field.name))
-        self.cutter.change(rules.concurrency)
+        self.cutter.change()
         self.delivery.pace.restart()
 
     @property
