@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -68,7 +68,7 @@ class Cancels:
         self._numbers = numbers
         self._changes = changes
         self._when_durable = when_durable
-        self._coming: deque[tuple[int, CancelHeld]] = deque()
+        self._coming: deque[tuple[int, _Asked]] = deque()
         """Requests, each with the number of changes before it that have not all entered."""
         self._asked: dict[TopicPartition, _Asked] = {}
         self._search: _Search | None = None
@@ -82,9 +82,8 @@ class Cancels:
     @property
     def is_full(self) -> bool:
         """Whether too many wait: partitions are not read then."""
-        waiting: list[tuple[Collection[bytes], int]] = [(asked.names, asked.nbytes) for asked in self._asked.values()]
-        waiting += [(effect.names, sum(map(len, effect.names))) for _, effect in self._coming]
-        names, nbytes = sum(len(names) for names, _ in waiting), sum(nbytes for _, nbytes in waiting)
+        waiting = [*self._asked.values(), *(asked for _, asked in self._coming)]
+        names, nbytes = sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting)
         return are_many(names, nbytes, (time.monotonic() - self._none_at_s) * 1000)
 
     def is_searching(self, tp: TopicPartition) -> bool:
@@ -93,15 +92,17 @@ class Cancels:
 
     def add_request(self, effect: CancelHeld) -> None:
         """Take a request; the search begins when the store has all messages to hold that came before it."""
-        self._coming.append((self._store.writes.changes, effect))
+        asked = _Asked(dict(effect.names), effect, sum(map(len, effect.names)))
+        self._coming.append((self._store.writes.changes, asked))
 
-    def _add(self, effect: CancelHeld) -> None:
-        asked = self._asked.get(effect.tp)
+    def _add(self, more: _Asked) -> None:
+        asked = self._asked.get(more.last.tp)
         if asked is None or not self._pipeline.expects(asked.last):
-            asked = self._asked[effect.tp] = _Asked({}, effect)
-        asked.names |= effect.names  # offsets rise
-        asked.nbytes += sum(map(len, effect.names))
-        asked.last = effect
+            self._asked[more.last.tp] = more
+            return
+        asked.names |= more.names  # offsets rise
+        asked.nbytes += more.nbytes
+        asked.last = more.last
 
     def step(self, patience_s: float = STEP_S) -> bool:
         """Cancel for some time, what can be found; return whether nothing is left.
@@ -115,9 +116,10 @@ class Cancels:
         while self._search is not None or self._begin():
             if not self._go_on(begun_s + patience_s):
                 return False
-        if not self._asked and not self._coming:
-            self._none_at_s = begun_s
-        return not self._asked and not self._coming
+        if self._asked or self._coming:
+            return False
+        self._none_at_s = begun_s
+        return True
 
     def _begin(self) -> bool:
         for tp, asked in list(self._asked.items()):
