@@ -28,6 +28,7 @@ from sidecar.state.interface import Rules
 from tests.support.shell import Shell
 
 QUEUE = TopicPartition("orders", 0, "broker-a")
+HELD = [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(20)]
 
 
 def owner(
@@ -187,16 +188,15 @@ def restarted(folder: Path, stores: Stores) -> tuple[list[Any], dict[TopicPartit
 
 def test_a_store_that_lacks_what_was_put_last_is_noticed(tmp_path: Path) -> None:
     """The commit has the number of the last put; the log says from which offset on messages may be missing."""
-    held = [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(20)]
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
         owned = owner(shell, store)
         take(owned, shell, 0, 0, None)
         assert committed(owned, shell)[4:] == (0,)
-        store.put(owned.number(QUEUE), held[:12])
+        store.put(owned.number(QUEUE), HELD[:12])
         store.writes.sync()
         shutil.copytree(tmp_path / "delay", tmp_path / "older")
-        store.put(owned.number(QUEUE), held[12:])
+        store.put(owned.number(QUEUE), HELD[12:])
         before = committed(owned, shell)
         store.writes.sync()
         now = committed(owned, shell)
@@ -214,13 +214,12 @@ def test_a_store_that_lacks_what_was_put_last_is_noticed(tmp_path: Path) -> None
 
 def test_a_store_that_lacks_what_was_delivered_last_is_noticed(tmp_path: Path) -> None:
     """Its messages are delivered again: nothing was put since the copy was made, and some have ended."""
-    held = [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(20)]
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
         owned = owner(shell, store)
         take(owned, shell, 0, 0, None)
         number = owned.number(QUEUE)
-        store.put(number, held)
+        store.put(number, HELD)
         store.writes.sync()
         shutil.copytree(tmp_path / "delay", tmp_path / "older")
         last = store.take_due(number, 1 << 62, 8, 1 << 20)[-1].position

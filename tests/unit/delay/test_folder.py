@@ -331,6 +331,24 @@ def reported(path: Path, folder: Folder) -> tuple[Any, ...]:
     return found
 
 
+def reported_wherever_ended(
+    harmed: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch, *, ends_next: bool
+) -> tuple[Any, ...]:
+    """What is `reported`, the same whatever call a start is ended at, and the next start, too, if it `ends_next`."""
+    outcomes, at, is_ended = set[tuple[Any, ...]](), 0, False
+    while not is_ended:
+        path = harmed.with_name(f"{at}")
+        shutil.copytree(harmed, path)
+        is_ended = not ended_at(path, monkeypatch, at)
+        if ends_next:
+            ended_at(path, monkeypatch, at % 5)
+        outcomes.add(reported(path, folder))
+        at += 1
+    assert at > 10
+    (outcome,) = outcomes
+    return outcome
+
+
 @pytest.mark.parametrize("file", ["MANIFEST", "last sst"])
 def test_what_is_lost_is_reported_wherever_crashes_end_a_copy(
     tmp_path: Path, folders: tuple[Folder, Folder], file: str, monkeypatch: pytest.MonkeyPatch
@@ -342,16 +360,7 @@ def test_what_is_lost_is_reported_wherever_crashes_end_a_copy(
     HARMS["flipped in its middle"](FILES[file](harmed), harmed)
     if file != "MANIFEST":
         (harmed / DAMAGED).touch()
-    outcomes, at, is_ended = set[tuple[Any, ...]](), 0, False
-    while not is_ended:
-        path = tmp_path / f"{at}"
-        shutil.copytree(harmed, path)
-        is_ended = not ended_at(path, monkeypatch, at)
-        ended_at(path, monkeypatch, at % 5)
-        outcomes.add(reported(path, folder))
-        at += 1
-    assert at > 10
-    ((counts, held, has_all),) = outcomes
+    counts, held, has_all = reported_wherever_ended(harmed, folder, monkeypatch, ends_next=True)
     assert (sum(counts) + held, has_all) == (len(HELD), True)
 
 
@@ -367,14 +376,6 @@ def test_what_is_lost_is_reported_wherever_a_crash_ends_a_second_copy(
     PartitionStore(path).close()
     HARMS["flipped in its middle"](FILES["last sst"](path), path)
     (path / DAMAGED).touch()
-    outcomes, at, is_ended = set[tuple[Any, ...]](), 0, False
-    while not is_ended:
-        copy = tmp_path / f"{at}"
-        shutil.copytree(path, copy)
-        is_ended = not ended_at(copy, monkeypatch, at)
-        outcomes.add(reported(copy, folder))
-        at += 1
-    assert at > 10
-    ((counts, held, has_all),) = outcomes
+    counts, held, has_all = reported_wherever_ended(path, folder, monkeypatch, ends_next=False)
     assert len(counts) == 2
     assert (sum(counts) + held, has_all) == (len(HELD), True)
