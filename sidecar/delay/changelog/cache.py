@@ -1,9 +1,9 @@
 """The rows of a changelog's owned partitions on the local disk. Knows no changelog.
 
 A change of an owned partition is *prepared* at once: it has its positions, and memory counts it. It *enters* the files
-in one write, with a note that says up to where the changelog is in them, once the changelog has acknowledged it. Until
-then its messages are on the way: what it adds is not found, and neither is what it removes. So the files never have
-more than the changelog, and a start finds them as they were at the last note.
+once the changelog has acknowledged it; the last change of an append has a note in its write, which says up to where the
+files have the changelog. Until then its messages are on the way: those that it adds are not found, nor those that it
+removes. So the files never have more than the changelog, and a start finds no less than the last note says.
 """
 
 from __future__ import annotations
