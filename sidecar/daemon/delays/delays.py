@@ -70,7 +70,6 @@ class PendingEffects:
         numbers: Mapping[TopicPartition, int],
         parked: ParkedParts,
         cancels: Cancels,
-        writing: Writing,
         tell_held: Callable[[TopicPartition, int, int], None],
         cancel_s: float,
     ) -> None:
@@ -80,20 +79,28 @@ class PendingEffects:
         self._numbers = numbers
         self._parked = parked
         self._cancels = cancels
-        self._writing = writing
         self._tell_held = tell_held
         self._cancel_s = cancel_s
         self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
+        # Each reason is of the last try, and ends with the next one that succeeds.
+        self._not_done = self._not_cancelled = ""
+        self._not_fetched: dict[TopicPartition, str] = {}
+
+    @property
+    def undone(self) -> str:
+        """Why effects wait; empty if none waits."""
+        return self._not_done if self._waiting else ""
 
     @property
     def problem(self) -> str:
-        """Why effects wait; empty if none waits."""
-        return self._writing.problem if self._waiting else ""
+        """Why effects, cancellations or fetches wait; empty if none waits."""
+        unfetched = (reason for tp, reason in self._not_fetched.items() if tp in self._pipeline.owned)
+        return self.undone or self._not_cancelled or next(unfetched, "")
 
     @property
     def is_cancelling(self) -> bool:
         """Whether a search for cancelled messages can go on now."""
-        return self._cancels.busy and not self._writing.problem
+        return self._cancels.busy and not self._not_cancelled
 
     @property
     def is_full(self) -> bool:
@@ -104,8 +111,9 @@ class PendingEffects:
         if isinstance(effect, Fetch):
             try:
                 self._parked.fetch(effect)
+                self._not_fetched.pop(effect.tp, None)
             except StateError as error:
-                self._writing.problem = str(error)
+                self._not_fetched[effect.tp] = str(error)
                 self._pipeline.not_fetched(effect)
             return
         if isinstance(effect, Unpark):
@@ -122,8 +130,9 @@ class PendingEffects:
         is_all_held = self._do_all()
         try:
             is_all_cancelled = self._cancels.step(self._cancel_s if patience_s is None else patience_s)
+            self._not_cancelled = ""
         except StateError as error:
-            self._writing.problem, is_all_cancelled = str(error), False
+            self._not_cancelled, is_all_cancelled = str(error), False
         return commit_may_go_on(is_all_held=is_all_held, is_all_cancelled=is_all_cancelled)
 
     def _do_all(self) -> bool:
@@ -131,7 +140,7 @@ class PendingEffects:
             try:
                 self._do(self._waiting[0])
             except StateError as error:
-                self._writing.problem = str(error)
+                self._not_done = str(error)
                 return False
             self._waiting.popleft()
         return True
@@ -173,13 +182,13 @@ class DueMessages:
         store: HeldStore,
         numbers: Mapping[TopicPartition, int],
         takeovers: NoTakeovers,
-        writing: Writing,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
         self._numbers = numbers
         self._takeovers = takeovers
-        self._writing = writing
+        self.problem = ""
+        """Why messages could not be read last; empty if they could."""
         self.clock = SteadyClock()
         self.wall_ms = 0
         """The clock when messages were last read; 0 before that."""
@@ -189,6 +198,7 @@ class DueMessages:
     def read(self, now_ms: float, wall_ms: int) -> float:
         """Read due messages from the partitions that are not paused; return seconds until the next may be due."""
         self.wall_ms = self.clock.read(now_ms, wall_ms)
+        self.problem = ""
         any_due = False
         for tp, number in self._numbers.items():
             if self._may_read(tp):
@@ -212,7 +222,7 @@ class DueMessages:
         try:
             held = self._store.take_due(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
         except StateError as error:
-            self._writing.problem = str(error)
+            self.problem = str(error)
             return False
         if held:
             messages = [each for each in held if type(each) is not Unread]
@@ -260,6 +270,8 @@ class Delays(NoDelays):
         self._disk_max_bytes = disk_max_bytes
         self._now_ms = 0.0
         self._told_damages = 0
+        self._not_kept = ""
+        """Why a commit's part of the store could not be written last; empty if it could."""
         self._writing = writing = Writing(store.writes, begin)
         numbers: dict[TopicPartition, int] = {}
 
@@ -273,8 +285,8 @@ class Delays(NoDelays):
         self.owned: OwnedStores = OwnedStores(pipeline, store, group_id, rules, tell_held, numbers, parked)
         self._changes = HeldChanges(pipeline, store, writing.when_durable)
         cancels = Cancels(pipeline, store, numbers, self._changes, writing.when_durable)
-        self._effects = PendingEffects(pipeline, store, columns, numbers, parked, cancels, writing, tell_held, cancel_s)
-        self._due = due = DueMessages(pipeline, store, numbers, takeovers, writing)
+        self._effects = PendingEffects(pipeline, store, columns, numbers, parked, cancels, tell_held, cancel_s)
+        self._due = due = DueMessages(pipeline, store, numbers, takeovers)
         self.requests = Requests(pipeline, store, numbers, is_busy, self._changes, lambda: due.wall_ms)
         self.left = LeftBehind(tuple, lambda job: job())
         """Looks for messages that are not delivered."""
@@ -309,9 +321,11 @@ class Delays(NoDelays):
     @property
     @override
     def problem(self) -> str:
-        if self._due.clock.is_ahead and not self._writing.problem:
+        if reason := self._writing.problem or self._effects.problem or self._due.problem or self._not_kept:
+            return reason
+        if self._due.clock.is_ahead:
             return "the system clock jumped ahead; it is trusted once the jump has lasted a minute"
-        return self._writing.problem or self.takeovers.problem
+        return self.takeovers.problem
 
     @override
     def perform(self, effect: DelayEffect) -> None:
@@ -327,7 +341,7 @@ class Delays(NoDelays):
         self._writing.sync()
         was_full = bool(self._pipeline.store_full)
         reason = why_not_read(
-            undone=self._effects.problem,
+            undone=self._effects.undone,
             used=self._store.rows.disk_bytes(),
             most=self._disk_max_bytes,
             was_full=was_full,
@@ -389,7 +403,8 @@ class Delays(NoDelays):
             return False
         try:
             self.owned.keep(items)
+            self._not_kept = ""
         except StateError as error:
-            self._writing.problem = str(error)
+            self._not_kept = str(error)
             return False
         return True

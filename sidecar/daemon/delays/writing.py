@@ -31,7 +31,7 @@ class Writing:
         self._job: Job | None = None
         self._waiting: deque[_WaitingCall] = deque()
         self.problem = ""
-        """Why the store could not be written or read last; empty if it could."""
+        """Why changes could not be made durable last; empty if they could."""
 
     def when_durable(self, durable: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
         """Call one of these once all changes so far are durable, or cannot be made durable at present."""
@@ -45,7 +45,7 @@ class Writing:
         """
         self._writes.poll()
         self._check()
-        self._tell()
+        is_in_place = self._tell()
         if self._job is not None:
             return
         try:
@@ -55,6 +55,8 @@ class Writing:
             return
         if self._job is not None:
             self._begin(self._job)
+        elif is_in_place:  # all is durable, or waits for nothing but an acknowledgement
+            self.problem = ""
 
     def ended(self, job: Job, error: OSError | None) -> None:
         """Handle the end of a write.

@@ -10,13 +10,16 @@ from typing import Any, cast
 import pytest
 
 from sidecar.core.delays import GOES_ON_AT, SEQUENCE_BITS
-from sidecar.core.effects import HoldUntilDue
+from sidecar.core.effects import Fetch, HoldUntilDue
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
+from sidecar.daemon.delays.cancels import Cancels
 from sidecar.daemon.delays.delays import Delays, PendingEffects
+from sidecar.daemon.delays.owned import OwnedStores
+from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.rows import Held
 from sidecar.errors import StateError
@@ -28,6 +31,7 @@ from tests.support.shell import Shell
 TP = TopicPartition("orders", 0)
 NOW_MS = 10_000
 DISK_MAX = 1_000
+UNUSED: Any = (None, None, None)
 
 
 def failing(reason: str) -> None:
@@ -184,6 +188,32 @@ def test_messages_that_cannot_be_read_are_a_problem(scene: Scene) -> None:
     assert scene.delays.problem == "Input/output error"
     scene.store.fails = ""
     assert scene.poll() == [NOW_MS]
+
+
+@pytest.mark.parametrize(
+    ("tried", "name", "attempt"),
+    [
+        (PendingEffects, "_do", lambda delays: delays.perform(HoldUntilDue(TP, 1, *UNUSED))),
+        (Cancels, "step", lambda delays: delays.tend(0.0)),
+        (ParkedParts, "fetch", lambda delays: delays.perform(Fetch(TP, 1))),
+        (Store, "take_due", lambda delays: delays.poll(0.0, NOW_MS)),
+        (OwnedStores, "keep", lambda delays: delays.keep_now([])),
+    ],
+    ids=["effect", "cancellation", "fetch", "read", "commit"],
+)
+def test_a_problem_ends_with_the_next_try_that_succeeds(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tried: type, name: str, attempt: Callable[[Delays], object]
+) -> None:
+    """It is told until then, though other things succeed, and nothing else need be written to end it."""
+    works = getattr(tried, name)
+    monkeypatch.setattr(tried, name, lambda *_: failing("Input/output error"))
+    attempt(scene.delays)
+    scene.delays.take_ends()
+    assert scene.delays.problem == "Input/output error"
+    monkeypatch.setattr(tried, name, works if name in {"take_due", "step", "keep"} else lambda *_: None)
+    attempt(scene.delays)
+    scene.delays.tend(0.0)
+    assert scene.delays.problem == ""
 
 
 def test_nothing_is_committed_while_a_message_is_nowhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,10 +112,21 @@ def test_a_write_that_cannot_begin_is_told(scene: Scene) -> None:
     assert scene.told == ["not a", "b"]
 
 
+def test_a_problem_ends_when_nothing_is_left_to_write(scene: Scene) -> None:
+    """A changelog that acknowledges again seldom has a write of its own to do."""
+    scene.wait("a")
+    scene.store.fails, scene.store.job = "no answer", None
+    scene.writing.sync()
+    assert scene.writing.problem == "no answer"
+    scene.store.fails = ""
+    scene.writing.sync()
+    assert (scene.writing.problem, scene.begun) == ("", [])
+
+
 def test_a_folder_that_was_moved_is_told(scene: Scene) -> None:
     """What is durable there is not where the next process looks."""
     scene.wait("a")
-    scene.store.is_there = False
+    scene.store.is_there, scene.store.job = False, None
     scene.writing.sync()
     assert scene.told == ["not a"]
     assert "the folder delay of state.dir was moved or removed" in scene.writing.problem
