@@ -46,6 +46,8 @@ class Life:
     """Of these letters those that the receiver may have all the same."""
     inherited: set[int] = field(default_factory=set)
     """Offsets that an owner found above the watermark of a predecessor that had read them."""
+    read: set[int] = field(default_factory=set)
+    """Offsets that a process has read."""
     doubtful: set[int] = field(default_factory=set)
     """Offsets of parts that came with other rows than before, by ids: of a whole and its halves both may arrive."""
     hidden: set[int] = field(default_factory=set)
@@ -163,8 +165,8 @@ class Life:
 
         The duplicate stands as settled then, and hides later ones.
         """
-        inherited = [twin for twin in twins if twin <= offset and twin in self.inherited]
-        return not self.gone.isdisjoint(inherited[:-1])
+        dropped = max((twin for twin in twins if twin <= offset and twin in self.inherited), default=-1)
+        return any(twin < dropped and twin in self.read and twin in self.gone for twin in twins)
 
     def intended(self, key: int | None, first: int, last: int) -> bool:
         """Whether this intent was ever committed."""
@@ -237,7 +239,7 @@ class Broker:
     def _succeed(self, old: Life, log: Log, identity: Identity, at: int, history: list[Committed]) -> Life:
         """The same messages below `at`, and what became of them."""
         life = Life(old.number, log, identity, identity.scope, old.start, {o for o in old.gone if o < at})
-        for name in ("stored", "letters", "given_up", "doubtful"):
+        for name in ("stored", "letters", "given_up", "doubtful", "read"):
             getattr(life, name).update(o for o in getattr(old, name) if o < at)
         life.history, life.rewound, life.tries = history, True, old.tries
         self.lives[old.number] = self._all[old.number, life.scope] = life

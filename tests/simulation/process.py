@@ -223,6 +223,7 @@ class Process:
 
     def _hand_over(self, number: int, found: list) -> None:  # type: ignore[type-arg]
         self.positions[number] = max(self.positions[number], found[-1][0] + 1)
+        self.lives[number].read.update(row[0] for row in found)
         sorter = Sorter(found) if self._plan.is_sorted else None
         self.pipeline.read(Run(TPS[number], found, found[0][0], found[-1][0], sorter), self.now_ms)
 
