@@ -197,7 +197,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
         Fragment(
             fragment.offsets[:rows],
             data[:end],
-            ids and ids[:rows],
+            None if ids is None else ids[:rows],
             odd_head,
             at_ms,
             keys[:keys_at],
@@ -207,7 +207,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
         Fragment(
             fragment.offsets[rows:],
             data[end + bool(rows) :],
-            ids and ids[rows:],
+            None if ids is None else ids[rows:],
             odd_tail,
             at_ms,
             keys[keys_at:],
@@ -242,7 +242,7 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
         rows = [i for i in range(len(fragment.offsets)) if before + i in wanted]
         if rows:
             data = fragment.data.split(separator)
-            ids = fragment.ids and array("q", [fragment.ids[i] for i in rows])
+            ids = None if fragment.ids is None else array("q", [fragment.ids[i] for i in rows])
             offsets, keys = array("q", [fragment.offsets[i] for i in rows]), pick_keys(fragment.keys, rows)
             body = separator.join(data[i] for i in rows)
             picked.append(Fragment(offsets, body, ids, keys=keys, stamp_ms=fragment.stamp_ms))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64decode
+from copy import deepcopy
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.batching import (
@@ -107,6 +108,22 @@ def test_taking_through_an_offset(parts: list[Fragment], last: int) -> None:
     buffer, everything = filled(parts), members(parts)
     assert members(buffer.take_through(last)) == [offset for offset in everything if offset <= last]
     assert members(list(buffer.fragments)) == [offset for offset in everything if offset > last]
+
+
+WITHOUT_ROWS = [Fragment(array("q"), b"", array("q"), array("q", [offset])) for offset in (1, 2)]
+
+
+@given(fragments(), st.integers(0, 60), st.sets(st.integers(0, 200)))
+@example(WITHOUT_ROWS, 1, set())
+def test_what_is_taken_stays_as_it_is(parts: list[Fragment], last: int, chosen: set[int]) -> None:
+    """Later messages change neither its rows nor its ids, which are remembered once it is settled."""
+    buffer = filled(parts)
+    taken = buffer.take_through(last)
+    taken += pick(taken, chosen, b"\n")
+    before = deepcopy(taken)
+    buffer.add_fragment(Fragment(array("q", [1_000]), b"later", array("q", [7])))
+    buffer.take_first(Limits(1_000, 1 << 20))
+    assert taken == before
 
 
 @given(fragments())
